@@ -1,0 +1,73 @@
+"""
+The words that worker, exporter process and server share: enumerations, HTTP messages, metrics.
+
+Nothing here does anything. A change here is a change of an interface: `docs/architecture.md` says who reads what.
+"""
+
+from rankscope_exporter.contract.http import (
+    CONTROL_PATH,
+    HEALTH_PATH,
+    METRICS_PATH,
+    RANKS_PATH,
+    REQUESTS_PATH,
+    STEPS_MEDIA_TYPE,
+    STEPS_PATH,
+    ControlCommand,
+    ControlReport,
+    ControlResult,
+    HookReport,
+    MitigationReport,
+    RankIdentity,
+    RankReport,
+    RanksAnswer,
+    RequestRow,
+    RequestsAnswer,
+    RequestTable,
+    StepsFrame,
+    StepsHeader,
+    Unreadable,
+)
+from rankscope_exporter.contract.words import (
+    DEFAULT_PORT,
+    ControlOutcome,
+    Guard,
+    HookState,
+    Mitigation,
+    MitigationState,
+    Phase,
+    RankLife,
+    Role,
+)
+
+__all__ = [
+    "CONTROL_PATH",
+    "DEFAULT_PORT",
+    "HEALTH_PATH",
+    "METRICS_PATH",
+    "RANKS_PATH",
+    "REQUESTS_PATH",
+    "STEPS_MEDIA_TYPE",
+    "STEPS_PATH",
+    "ControlCommand",
+    "ControlOutcome",
+    "ControlReport",
+    "ControlResult",
+    "Guard",
+    "HookReport",
+    "HookState",
+    "Mitigation",
+    "MitigationReport",
+    "MitigationState",
+    "Phase",
+    "RankIdentity",
+    "RankLife",
+    "RankReport",
+    "RanksAnswer",
+    "RequestRow",
+    "RequestTable",
+    "RequestsAnswer",
+    "Role",
+    "StepsFrame",
+    "StepsHeader",
+    "Unreadable",
+]

@@ -1,0 +1,7 @@
+"""
+The flight file: what one rank did, step by step, readable by others while the rank runs, hangs, or after it died.
+"""
+
+from rankscope_exporter.flight.reader import FlightError, FlightFile, RequestTableRow, Snapshot, list_flight_files
+
+__all__ = ["FlightError", "FlightFile", "RequestTableRow", "Snapshot", "list_flight_files"]
