@@ -101,6 +101,8 @@ class Finding:
     since_unix: float
     open: bool = True
     """False once it no longer holds; disagreements never close for the life of the engine."""
+    found_unix: float | None = None
+    """When the server found it; `since_unix` is when it came to be, by the clock of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,8 @@ class EngineView:
     requests: tuple[RequestView, ...]
     fix: FixView
     audit: tuple[AuditRow, ...]
+    ended: bool = False
+    """Whether every process of the engine is gone: what is shown is what it did last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +277,7 @@ class EngineCard:
     steps_per_second: float | None
     headline: str
     fix_state: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +310,8 @@ class FleetView:
 
     now_unix: float
     deployments: tuple[DeploymentCard, ...]
+    problems: tuple[str, ...] = ()
+    """What is wrong with the server itself (its store cannot be written, ...), each with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
