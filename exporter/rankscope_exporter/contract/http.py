@@ -263,7 +263,14 @@ class StepsFrame:
         The frame as bytes.
         """
         head = self.header.model_dump_json().encode()
-        return b"".join([STEPS_MAGIC, struct.pack("<II", len(head), STEP_DTYPE.itemsize), head, *(r.tobytes() for r in self.records)])
+        return b"".join(
+            [
+                STEPS_MAGIC,
+                struct.pack("<II", len(head), STEP_DTYPE.itemsize),
+                head,
+                *(r.tobytes() for r in self.records),
+            ]
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> "StepsFrame":

@@ -57,7 +57,9 @@ BUCKETS = 20
 Histogram buckets of lengths: upper bounds 0, 1, 2, 4, ... 2**17 tokens, then infinity.
 """
 BUCKET_BOUNDS: tuple[float, ...] = (0.0, *(float(1 << n) for n in range(BUCKETS - 2)), float("inf"))
-HISTOGRAM_DTYPE = np.dtype([("state", "<u8", (BUCKETS,)), ("scheduler", "<u8", (BUCKETS,)), ("state_sum", "<u8"), ("scheduler_sum", "<u8")])
+HISTOGRAM_DTYPE = np.dtype(
+    [("state", "<u8", (BUCKETS,)), ("scheduler", "<u8", (BUCKETS,)), ("state_sum", "<u8"), ("scheduler_sum", "<u8")]
+)
 HISTOGRAM_OFFSET = LIVE_OFFSET + LIVE_BYTES
 HISTOGRAM_BYTES = 512
 

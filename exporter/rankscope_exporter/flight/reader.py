@@ -9,13 +9,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankscope_exporter.contract.words import ControlOutcome, MitigationState, Phase
 from rankscope_exporter.flight import layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 RETRIES = 8
 """
@@ -101,7 +104,9 @@ class FlightFile:
             self._map.close()
             raise
         self._ring = np.frombuffer(self._map, layout.STEP_DTYPE, self.ring_capacity, layout.RING_OFFSET)
-        self._words = np.frombuffer(self._map, "<u8", (layout.CONTROL_BYTES + layout.LIVE_BYTES) // 8, layout.CONTROL_OFFSET)
+        self._words = np.frombuffer(
+            self._map, "<u8", (layout.CONTROL_BYTES + layout.LIVE_BYTES) // 8, layout.CONTROL_OFFSET
+        )
         self._live = self._words[layout.CONTROL_BYTES // 8 :]
 
     def _read_header(self, size: int) -> None:
@@ -126,7 +131,7 @@ class FlightFile:
         self.created_unix: float = wall / 1e9
         self.created_monotonic_ns: int = monotonic
 
-    def __enter__(self) -> "FlightFile":
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -232,7 +237,7 @@ class FlightFile:
         expected = np.arange(first, last + 1, dtype=np.uint64)
         whole = steady & (copies["step"] == expected) & (phase_before > Phase.WRITING) & (phase_before <= Phase.DONE)
         copies["phase"] = phase_before
-        records = copies[whole]
+        records: npt.NDArray[np.void] = copies[whole]
         for phase, names in _PARTS.items():
             unreached = records["phase"] < phase
             for name in names:

@@ -1,0 +1,3 @@
+"""
+What Rankscope can change in a running vLLM, one module per mitigation.
+"""

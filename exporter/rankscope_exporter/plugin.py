@@ -1,0 +1,71 @@
+"""
+The entry point that vLLM calls, bare, in every one of its processes.
+
+It patches one method of one class and returns; everything else waits until a worker's device is up. So front end,
+engine core and helper processes never run more of Rankscope than this.
+"""
+
+import functools
+import logging
+import os
+from typing import Any
+
+logger = logging.getLogger("rankscope")
+
+_MARK = "_rankscope"
+
+
+def register() -> None:
+    """
+    Patch `WorkerWrapperBase.init_device`, once per process. Never raises.
+    """
+    try:
+        if os.environ.get("RANKSCOPE_ENABLED", "1").strip().lower() in {"0", "false", "no", "off"}:
+            return
+        from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415  only there under vLLM
+
+        original = WorkerWrapperBase.init_device
+        if hasattr(original, _MARK):
+            return
+
+        @functools.wraps(original)
+        def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            attach(self)
+            return result
+
+        setattr(init_device, _MARK, original)
+        WorkerWrapperBase.init_device = init_device
+    except Exception as error:
+        logger.warning("rankscope: not installed, vLLM runs without it", exc_info=error)
+
+
+def attach(wrapper: Any) -> None:
+    """
+    Install the hooks on the worker's model runner, which holds the installation as `_rankscope`. Never raises.
+    """
+    try:
+        from rankscope_exporter.hooks.install import install  # noqa: PLC0415  other processes never need it
+        from rankscope_exporter.identity import read_identity  # noqa: PLC0415
+        from rankscope_exporter.settings import WorkerSettings  # noqa: PLC0415
+
+        settings = WorkerSettings()
+        if not settings.enabled:
+            return
+        runner = wrapper.worker.model_runner
+        identity = read_identity(wrapper, runner, wrapper.vllm_config)
+        runner._rankscope = install(runner, identity, settings, completes=_completes())  # noqa: SLF001
+    except Exception as error:
+        logger.warning(
+            "rankscope: not installed on this worker, vLLM runs without it: this rank is blind", exc_info=error
+        )
+
+
+def _completes() -> bool:
+    """
+    Whether a collective call of the pipeline group returns only at completion: with gloo it does, on a device it is enqueued.
+    """
+    import torch.distributed  # noqa: PLC0415
+    from vllm.distributed.parallel_state import get_pp_group  # noqa: PLC0415
+
+    return str(torch.distributed.get_backend(get_pp_group().device_group)) == "gloo"
