@@ -1,0 +1,138 @@
+"""
+Proof that ranks have parted: different words about the same step. One is enough, and it holds for the engine's life.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope_exporter.contract import Guard, Phase
+from rankscope_server.domain.alignment import Aligned, Bools, differing
+from rankscope_server.domain.facts import RankFacts, joined
+from rankscope_server.domain.model import FindingKind
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """
+    The first step at which ranks differ, and the last one seen so far.
+    """
+
+    kind: FindingKind
+    step: int
+    last_step: int
+    columns: int
+    """Steps at which they differ, among those that were looked at."""
+    ranks: tuple[int, ...]
+    """Rows of the ranks whose word is known at the first step."""
+    sentence: str
+    since_unix: float
+    """When the second word was known to its rank, by the clock of its node."""
+
+
+def assess_batches(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement | None:
+    """
+    Ranks that were given different batches: their rolling hashes differ at the same ordinal.
+    """
+    known = aligned.reached(Phase.SCHEDULED)
+    differs = differing(aligned.records["batch_hash"], known)
+    first = _first(differs)
+    if first is None:
+        return None
+    step = int(aligned.steps[first])
+    rows = tuple(np.flatnonzero(known[:, first]).tolist())
+    sizes = [
+        f"{ranks[row].label}: {int(r['new'])} new, {int(r['cached'])} cached, {int(r['scheduled_tokens'])} tokens"
+        for row, r in _cells(aligned, first, rows)
+    ]
+    sentence = (
+        f"{joined(ranks[row].label for row in rows)} run different batches since step {step} ({'; '.join(sizes)})"
+    )
+    since = _since(aligned, ranks, first, rows, "batch_hash", "begin_ns")
+    return Disagreement(
+        FindingKind.BATCH_MISMATCH, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
+    )
+
+
+def assess_masks(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement | None:
+    """
+    Requests that are masked on one rank and not on another: one of them drops a token that the other keeps.
+    """
+    known = aligned.mask_known
+    differs = differing(aligned.records["mask_hash"], known)
+    first = _first(differs)
+    if first is None:
+        return None
+    step = int(aligned.steps[first])
+    rows = tuple(np.flatnonzero(known[:, first]).tolist())
+    counts = [
+        f"{ranks[row].label} masks {_of(int(r['masked']), int(r['requests']))}"
+        for row, r in _cells(aligned, first, rows)
+    ]
+    sentence = f"at step {step} {_listed(counts)}: requests that are masked on one rank only get wrong tokens"
+    since = _since(aligned, ranks, first, rows, "mask_hash", "decide_ns")
+    return Disagreement(
+        FindingKind.MASK_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
+    )
+
+
+def assess_guards(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement | None:
+    """
+    Ranks that decided differently about the sampled-token collective of a step.
+    """
+    known = aligned.decided
+    differs = differing(aligned.records["guard"], known)
+    first = _first(differs)
+    if first is None:
+        return None
+    step = int(aligned.steps[first])
+    rows = tuple(np.flatnonzero(known[:, first]).tolist())
+    cells = _cells(aligned, first, rows)
+    posting = joined(ranks[row].label for row, r in cells if r["guard"] == Guard.BROADCAST)
+    skipping = [(row, r) for row, r in cells if r["guard"] == Guard.SKIP]
+    why = ""
+    if all(r["mask_known"] and r["requests"] and r["masked"] == r["requests"] for _, r in skipping):
+        why = f" (it masks {_of(int(skipping[0][1]['masked']), int(skipping[0][1]['requests']))})"
+    sentence = f"at step {step} {posting} broadcasts the sampled tokens and {joined(ranks[row].label for row, _ in skipping)} skips the collective{why}"
+    since = _since(aligned, ranks, first, rows, "guard", "decide_ns")
+    return Disagreement(
+        FindingKind.GUARD_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
+    )
+
+
+def _cells(aligned: Aligned, column: int, rows: Sequence[int]) -> list[tuple[int, np.void]]:
+    return [(row, aligned.records[row, column]) for row in rows]
+
+
+def _first(differs: Bools) -> int | None:
+    return int(differs.argmax()) if differs.any() else None
+
+
+def _last(aligned: Aligned, differs: Bools) -> int:
+    return int(aligned.steps[np.flatnonzero(differs)[-1]])
+
+
+def _since(
+    aligned: Aligned, ranks: Sequence[RankFacts], column: int, rows: Sequence[int], value: str, clock: str
+) -> float:
+    """
+    When two different words stood: the moment of the later one of the two that came first, each of its kind.
+    """
+    earliest: dict[int, float] = {}
+    for row in rows:
+        record = aligned.records[row, column]
+        at = ranks[row].clock.unix_of(int(record[clock]))
+        word = int(record[value])
+        earliest[word] = min(at, earliest.get(word, at))
+    return sorted(earliest.values())[1]
+
+
+def _of(part: int, whole: int) -> str:
+    if whole == 1 and part == 1:
+        return "its only request"
+    return f"all {whole} requests" if part == whole else f"{part or 'none'} of {whole} requests"
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]

@@ -1,0 +1,96 @@
+"""
+Drift that lasts: request-state lengths that stay above the scheduler's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope_server.domain.alignment import Aligned
+from rankscope_server.domain.facts import RankFacts, joined
+from rankscope_server.domain.history import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Drifting:
+    """
+    A rank whose drift lasts, and the step at which that began.
+    """
+
+    row: int
+    step: int
+    since_unix: float
+
+
+def lasting_drift(drift: npt.NDArray[np.integer], reach: int) -> int | None:
+    """
+    Index of the first value above zero that another one follows within `reach` places; None if there is none.
+
+    With pipeline parallelism the batches in flight take turns, so a request comes round every pp_size steps: two drifting
+    steps in a row are two turns of the same batch, and the healthy batch between them says nothing. Below zero is
+    legitimate (requests that the rank counts late) and never drift.
+    """
+    above = np.flatnonzero(drift > 0)
+    close = np.flatnonzero(np.diff(above) <= reach)
+    return int(above[close[0]]) if close.size else None
+
+
+def assess_drift(aligned: Aligned, ranks: Sequence[RankFacts], reach: int) -> list[Drifting]:
+    """
+    Ranks whose drift lasts within the steps of `aligned`.
+    """
+    found = []
+    for row, rank in enumerate(ranks):
+        measured = np.flatnonzero(aligned.measured[row])
+        records = aligned.records[row][measured]
+        index = lasting_drift(records["drift_max"], reach)
+        if index is not None:
+            found.append(
+                Drifting(row, int(records["step"][index]), rank.clock.unix_of(int(records["begin_ns"][index])))
+            )
+    return found
+
+
+def drift_over(records: Records, reach: int) -> bool:
+    """
+    Whether a rank's newest measured records show no drift any more.
+    """
+    measured = records[records["measured"] == 1]
+    return not bool((measured["drift_max"][-(reach + 1) :] > 0).any())
+
+
+def latest_drift(rank: RankFacts, reach: int) -> tuple[int, int, int] | None:
+    """
+    Largest drift, drifting requests and cached requests, over the rank's newest measured steps; None where unknown.
+
+    The worst of as many steps as there are batches in flight, so that a healthy batch does not hide a drifting one.
+    """
+    records = rank.history.tail(reach + 4)
+    measured = records[records["measured"] == 1][-max(1, reach) :]
+    if len(measured) == 0:
+        return None
+    worst = measured[int(measured["drift_max"].argmax())]
+    return int(worst["drift_max"]), int(worst["drifting"]), int(worst["cached"])
+
+
+def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int) -> str:
+    """
+    Which ranks count too much, by how many tokens, and what the others say.
+    """
+    parts = []
+    for row in rows:
+        latest = latest_drift(ranks[row], reach)
+        if latest is not None:
+            tokens, requests, _ = latest
+            parts.append(
+                f"{ranks[row].label} counts up to {tokens} tokens more than the scheduler in {requests} requests"
+            )
+    clean = [
+        rank.label
+        for row, rank in enumerate(ranks)
+        if row not in rows and (latest_drift(rank, reach) or (1, 0, 0))[0] <= 0
+    ]
+    others = f"; {joined(clean)} {'agree' if len(clean) > 1 else 'agrees'} with the scheduler" if clean else ""
+    return f"{joined(parts)}, since step {step}{others}"

@@ -1,0 +1,232 @@
+"""
+What was polled about an engine, gathered for judging: the input of findings, views and plans.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rankscope_exporter.contract import MitigationState, Phase, RankIdentity, RankLife, RankReport, RequestTable
+from rankscope_server.domain.clock import Moment, NodeClock
+from rankscope_server.domain.history import StepHistory
+from rankscope_server.domain.model import RankId
+
+IDLE_SECONDS = 3.0
+"""
+An engine without a step in flight is idle when its last step is older than this.
+"""
+
+REACH_SECONDS = 3.0
+"""
+An exporter whose last answer is older than this is out of reach: what it said is old.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankFacts:
+    """
+    One rank: what its exporter said last, and the steps that are held of it. Equal only to itself.
+    """
+
+    id: RankId
+    label: str
+    report: RankReport
+    history: StepHistory
+    clock: NodeClock
+    exporter: str
+    """URL of its exporter."""
+    first_seen: float
+    life_since: float
+    """Monotonic second since which `report.life` holds, as far as the server saw."""
+    requests: RequestTable | None = None
+
+    @property
+    def phase(self) -> Phase | None:
+        """Phase of its newest step; None before the first."""
+        newest = self.history.newest()
+        return None if newest is None else Phase(int(newest["phase"]))
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether its newest step is not done."""
+        phase = self.phase
+        return phase is not None and phase < Phase.DONE
+
+    def in_flight_seconds(self, now: Moment) -> float | None:
+        """
+        Age of the step in flight; None while none is.
+        """
+        newest = self.history.newest()
+        if newest is None or int(newest["phase"]) >= Phase.DONE:
+            return None
+        return self.clock.age_of(int(newest["begin_ns"]), now)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """
+        How long it had done nothing when its exporter last answered; infinite before its first step.
+
+        Told by the node's clock alone: an exporter that is not reached makes no rank look frozen.
+        """
+        newest = self.history.newest()
+        if newest is None:
+            return math.inf
+        last = max(int(newest["begin_ns"]), int(newest["decide_ns"]), int(newest["end_ns"]))
+        return max(0.0, (self.clock.monotonic_ns - last) / 1e9)
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs, as far as is known."""
+        return self.report.life is RankLife.RUNNING
+
+    @property
+    def trim(self) -> MitigationState | None:
+        """Where the trim fix stands on it; None if it says nothing about it."""
+        for mitigation in self.report.mitigations:
+            if mitigation.mitigation == "trim":
+                return mitigation.state
+        return None
+
+    @property
+    def trim_reason(self) -> str:
+        """What the rank says about the state of the trim fix."""
+        return next((m.reason for m in self.report.mitigations if m.mitigation == "trim"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterFacts:
+    """
+    One exporter of a deployment.
+    """
+
+    url: str
+    answered: float | None
+    """Monotonic second of its last good answer; None if there never was one."""
+    error: str
+    """What is wrong with it now, with the remedy; empty while it answers."""
+    control: bool | None
+    """Whether it takes commands; None while that is not known."""
+    token: bool
+    """Whether the server has a token for it."""
+    since: float
+    """Monotonic second since which the server tries."""
+
+    def age_seconds(self, now: Moment) -> float | None:
+        """
+        Age of its last good answer; None if there never was one.
+        """
+        return None if self.answered is None else max(0.0, now.monotonic - self.answered)
+
+    def out_of_reach(self, now: Moment) -> bool:
+        """
+        Whether what it said is too old to be trusted.
+        """
+        return now.monotonic - (self.since if self.answered is None else self.answered) > REACH_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """
+    One engine: its ranks in order (dp, pp, tp), and the exporters that speak of them.
+    """
+
+    deployment: str
+    engine: str
+    ranks: tuple[RankFacts, ...]
+    exporters: tuple[ExporterFacts, ...]
+    replaced: bool = False
+    """Whether a newer engine of the deployment has taken its place."""
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Of its first rank: model, version and sizes are the same on all."""
+        return self.ranks[0].report.identity
+
+    @property
+    def groups(self) -> tuple[tuple[RankFacts, ...], ...]:
+        """Its ranks by data-parallel rank: only ranks of one group take the same steps."""
+        return tuple(
+            tuple(rank for rank in self.ranks if rank.id.dp_rank == dp)
+            for dp in sorted({r.id.dp_rank for r in self.ranks})
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its processes are gone."""
+        return all(rank.report.life is RankLife.GONE for rank in self.ranks)
+
+    @property
+    def missing(self) -> int:
+        """How many of its ranks no exporter has spoken of."""
+        expected = sum(max(1, g[0].report.identity.pp_size) * max(1, g[0].report.identity.tp_size) for g in self.groups)
+        return max(0, expected - len(self.ranks))
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step that a rank began; 0 before the first."""
+        return max(max(rank.history.last, rank.report.step) for rank in self.ranks)
+
+    def data_age_seconds(self, now: Moment) -> float | None:
+        """
+        Age of what is known: that of the exporter that has been silent for longest.
+        """
+        ages = [exporter.age_seconds(now) for exporter in self.exporters]
+        known = [age for age in ages if age is not None]
+        return max(known) if known and len(known) == len(ages) else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do: no step in flight, none for a while."""
+        return not any(rank.in_flight for rank in self.ranks) and all(
+            r.quiet_seconds > IDLE_SECONDS for r in self.ranks
+        )
+
+
+def rank_labels(ids: Sequence[RankId]) -> tuple[str, ...]:
+    """
+    The shortest names that still tell ranks apart: `pp0`; with several of them `pp0 tp1`, `dp1 pp0`.
+    """
+    several_dp = len({rank.dp_rank for rank in ids}) > 1
+    several_tp = len({rank.tp_rank for rank in ids}) > 1
+    return tuple(
+        " ".join(
+            [
+                *([f"dp{rank.dp_rank}"] if several_dp else []),
+                f"pp{rank.pp_rank}",
+                *([f"tp{rank.tp_rank}"] if several_tp else []),
+            ]
+        )
+        for rank in ids
+    )
+
+
+def most_common(values: Iterable[str]) -> str:
+    """
+    What most say; empty if nobody says anything.
+    """
+    counted = Counter(values).most_common(1)
+    return counted[0][0] if counted else ""
+
+
+def joined(labels: Iterable[str]) -> str:
+    """
+    Names in a sentence: `pp0`, `pp0 and pp1`, `pp0, pp1 and pp2`.
+    """
+    names = list(labels)
+    if len(names) > 6:
+        return f"{', '.join(names[:5])} and {len(names) - 5} others"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def seconds(value: float) -> str:
+    """
+    A time span for people: `0.4 s`, `12 s`, `4 min`, `3 h`, `2 d`.
+    """
+    if value < 9.95:
+        return f"{value:.1f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.0f} h" if value < 172800 else f"{value / 86400:.0f} d"

@@ -1,0 +1,400 @@
+"""
+What is wrong with an engine: `assess` looks at what was polled and says so, with evidence.
+
+Nothing is called wrong that good health can look like: ranks that are a few steps apart, records that are not there
+yet, an idle engine, a first step that compiles for half a minute.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope_exporter.contract import ControlOutcome, Guard, HookState, MitigationState, Phase, RankLife
+from rankscope_server.domain.alignment import Aligned, align, newest_step, settled_step
+from rankscope_server.domain.clock import Moment
+from rankscope_server.domain.disagreements import Disagreement, assess_batches, assess_guards, assess_masks
+from rankscope_server.domain.drift import assess_drift, drift_over, drift_sentence
+from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, seconds
+from rankscope_server.domain.model import Finding, FindingKind, Severity
+
+WEDGE_SECONDS = 3.0
+"""
+Ranks that have parted and do not move for this long, or for ten usual steps, are wedged.
+"""
+
+STALL_SECONDS = 10.0
+"""
+Ranks that agree and do not move for this long, or for fifty usual steps, are stalled.
+"""
+
+STALL_CRITICAL = 6.0
+"""
+A stall of so many times its limit is critical.
+"""
+
+WARM_UP_STEPS, WARM_UP_SECONDS = 8, 90.0
+"""
+The first steps of an engine may compile: their limit is never below this.
+"""
+
+SETTLE_SECONDS = 2.5
+"""
+What two answers of an exporter a second apart must both show before it counts: ranks are not read at one moment.
+"""
+
+GRACE_SECONDS = 20.0
+"""
+Ranks of an engine come up one after the other: none is missing before this.
+"""
+
+MAX_WINDOW = 1024
+"""
+Steps that are compared at most in one go; a rank that lags further behind has lost what is before.
+"""
+
+CLOSED_KEPT = 8
+
+STICKY = (FindingKind.GUARD_DISAGREEMENT, FindingKind.MASK_DISAGREEMENT, FindingKind.BATCH_MISMATCH)
+"""
+Findings that stay open for the engine's life: what they say cannot become untrue.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """
+    A finding as it shows itself now; `settle` gives it its life.
+    """
+
+    kind: FindingKind
+    group: int
+    severity: Severity
+    sentence: str
+    step: int | None
+    ranks: tuple[RankFacts, ...]
+    since_unix: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """
+    What is remembered of an engine between two looks at it.
+    """
+
+    settled: Mapping[int, int] = field(default_factory=dict)
+    """Per dp rank: the step up to which everything was compared."""
+    findings: Mapping[tuple[FindingKind, int], Finding] = field(default_factory=dict)
+    closed: tuple[Finding, ...] = ()
+    """Those that were and are no more, newest first, a few."""
+    last_differing: Mapping[tuple[FindingKind, int], int] = field(default_factory=dict)
+    """The last step at which ranks were seen to differ."""
+
+    @property
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Open ones first, the worst first; then the closed ones."""
+        order = list(FindingKind)
+        worst = sorted(self.findings.values(), key=lambda f: (_RANKING[f.kind], order.index(f.kind), f.since_unix))
+        return (*worst, *self.closed)
+
+    def has(self, *kinds: FindingKind) -> bool:
+        """
+        Whether a finding of one of the kinds is open.
+        """
+        return any(kind in kinds for kind, _ in self.findings)
+
+
+_RANKING = {
+    FindingKind.WEDGED: 0,
+    FindingKind.RANK_LOST: 1,
+    FindingKind.GUARD_DISAGREEMENT: 2,
+    FindingKind.BATCH_MISMATCH: 3,
+    FindingKind.MASK_DISAGREEMENT: 4,
+    FindingKind.MITIGATION_MIXED: 5,
+    FindingKind.STALLED: 6,
+    FindingKind.DRIFT: 7,
+    FindingKind.BLIND: 8,
+}
+
+
+def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemory:
+    """
+    Look at an engine: the memory that follows, with every finding that holds now.
+    """
+    settled = dict(memory.settled)
+    last_differing = dict(memory.last_differing)
+    assessed: list[Assessed] = []
+    for group in engine.groups:
+        dp = group[0].id.dp_rank
+        reach = max(1, group[0].report.identity.pp_size)
+        before = max(settled.get(dp, 0), newest_step([rank.history for rank in group]) - MAX_WINDOW)
+        # Some settled steps are looked at once more: drift needs neighbours, and their drift is compared, not their words.
+        aligned = align([rank.history for rank in group], before - reach, newest_step([rank.history for rank in group]))
+        for found in _disagreements(aligned, group):
+            key = (found.kind, dp)
+            last_differing[key] = max(found.last_step, last_differing.get(key, 0))
+            assessed.append(_of_disagreement(found, group, dp))
+        assessed += _assess_drift(engine, group, dp, reach, aligned, memory, now)
+        fresh = Aligned(aligned.steps[aligned.steps > before], aligned.records[:, aligned.steps > before])
+        settled[dp] = settled_step(fresh, before)
+        parted = {kind for kind, of in memory.findings if of == dp} | {
+            found.kind for found in assessed if found.group == dp
+        }
+        assessed += _assess_motion(group, dp, bool(parted & set(STICKY)), parted, memory, now)
+        assessed += _assess_life(engine, group, dp, now)
+        assessed += _assess_mitigation(group, dp, aligned, now)
+    assessed += assess_blind(engine, now)
+    return settle(dataclasses.replace(memory, settled=settled, last_differing=last_differing), assessed, now)
+
+
+def settle(memory: EngineMemory, assessed: Sequence[Assessed], now: Moment) -> EngineMemory:
+    """
+    Give findings their life: new ones open, known ones keep their first step and time, those that ended close.
+    """
+    current: dict[tuple[FindingKind, int], Finding] = {}
+    for one in assessed:
+        key = (one.kind, one.group)
+        ranks = tuple(rank.id for rank in one.ranks)
+        known = memory.findings.get(key)
+        if known is None:
+            current[key] = Finding(
+                one.kind, one.severity, one.sentence, one.step, ranks, one.since_unix, open=True, found_unix=now.unix
+            )
+        elif one.kind not in STICKY:
+            current[key] = dataclasses.replace(known, severity=one.severity, sentence=one.sentence, ranks=ranks)
+    closed = list(memory.closed)
+    for key, known in memory.findings.items():
+        if key in current:
+            continue
+        if known.kind in STICKY:
+            current[key] = known
+        else:
+            closed.insert(0, dataclasses.replace(known, open=False))
+    return dataclasses.replace(memory, findings=current, closed=tuple(closed[:CLOSED_KEPT]))
+
+
+def _disagreements(aligned: Aligned, group: Sequence[RankFacts]) -> Iterator[Disagreement]:
+    if aligned.steps.size == 0 or len(group) < 2:
+        return
+    for look in (assess_batches, assess_masks, assess_guards):
+        found = look(aligned, group)
+        if found is not None:
+            yield found
+
+
+def _of_disagreement(found: Disagreement, group: Sequence[RankFacts], dp: int) -> Assessed:
+    ranks = tuple(group[row] for row in found.ranks)
+    return Assessed(found.kind, dp, Severity.CRITICAL, found.sentence, found.step, ranks, found.since_unix)
+
+
+def _assess_drift(
+    engine: EngineFacts,
+    group: Sequence[RankFacts],
+    dp: int,
+    reach: int,
+    aligned: Aligned,
+    memory: EngineMemory,
+    now: Moment,
+) -> Iterator[Assessed]:
+    known = memory.findings.get((FindingKind.DRIFT, dp))
+    if engine.idle or aligned.steps.size == 0:
+        return  # no request is left that could drift
+    found = {one.row: one for one in assess_drift(aligned, group, reach)}
+    rows = [row for row, rank in enumerate(group) if row in found or (known is not None and rank.id in known.ranks)]
+    rows = [row for row in rows if not drift_over(group[row].history.tail(4 * reach + 8), reach)]
+    if not rows:
+        return
+    first = min((found[row] for row in rows if row in found), key=lambda one: one.step, default=None)
+    step = (
+        known.step
+        if known is not None and known.step is not None
+        else first.step
+        if first is not None
+        else group[rows[0]].history.last
+    )
+    since = first.since_unix if first is not None else now.unix
+    sentence = drift_sentence(group, rows, step, reach)
+    yield Assessed(FindingKind.DRIFT, dp, Severity.WARNING, sentence, step, tuple(group[row] for row in rows), since)
+
+
+def usual_step_seconds(rank: RankFacts) -> float:
+    """
+    Median duration of a rank's last steps; 0 where none is known.
+    """
+    records = rank.history.tail(64)
+    done = records[records["phase"] == Phase.DONE]
+    if len(done) == 0:
+        return 0.0
+    return float(np.median((done["end_ns"] - done["begin_ns"]).astype(np.int64))) / 1e9
+
+
+def _limit(group: Sequence[RankFacts], least: float, steps: float) -> float:
+    usual = max(usual_step_seconds(rank) for rank in group)
+    warming = newest_step([rank.history for rank in group]) <= WARM_UP_STEPS
+    return max(least, steps * min(usual, 6.0), WARM_UP_SECONDS if warming else 0.0)
+
+
+def _assess_motion(
+    group: Sequence[RankFacts], dp: int, parted: bool, kinds: set[FindingKind], memory: EngineMemory, now: Moment
+) -> Iterator[Assessed]:
+    """
+    Ranks that do not move with a step in flight: wedged if they have parted, stalled if nothing says so.
+    """
+    stuck = [rank for rank in group if rank.in_flight]
+    if not stuck or any(rank.report.life is RankLife.STOPPED for rank in group):
+        return
+    frozen = min(rank.quiet_seconds for rank in group)
+    step = min(rank.history.last for rank in stuck)
+    since = now.unix - frozen
+    if parted:
+        # A wedge that was seen before the last process ended is not undone by it.
+        limit = WEDGE_SECONDS if FindingKind.GUARD_DISAGREEMENT in kinds else _limit(group, WEDGE_SECONDS, 10)
+        if frozen >= limit or (FindingKind.WEDGED, dp) in memory.findings and frozen > 1.0:
+            yield Assessed(
+                FindingKind.WEDGED, dp, Severity.CRITICAL, _wedge_sentence(group, frozen), step, tuple(stuck), since
+            )
+        return
+    if any(rank.report.life is RankLife.GONE for rank in group):
+        return  # that a process is gone says it better
+    limit = _limit(group, STALL_SECONDS, 50)
+    if frozen >= limit:
+        severity = Severity.CRITICAL if frozen >= STALL_CRITICAL * limit else Severity.WARNING
+        sentence = f"no rank has moved for {seconds(frozen)} with step {step} in flight on {joined(r.label for r in stuck)}; no disagreement is known"
+        yield Assessed(FindingKind.STALLED, dp, severity, sentence, step, tuple(stuck), since)
+
+
+def _wedge_sentence(group: Sequence[RankFacts], frozen: float) -> str:
+    senders = [rank for rank in group if rank.phase is Phase.DECIDED and _newest_guard(rank) == Guard.BROADCAST]
+    others = [rank for rank in group if rank not in senders]
+    parts = []
+    if senders:
+        parts.append(
+            f"{joined(r.label for r in senders)} posted the broadcast of step {senders[0].history.last} and never came back"
+        )
+    for rank in others:
+        where = "in" if rank.in_flight else "after"
+        parts.append(f"{rank.label} is {where} step {rank.history.last}")
+    return f"{'; '.join(parts)}: no rank has moved for {seconds(frozen)}, and none will until the engine is restarted"
+
+
+def _newest_guard(rank: RankFacts) -> int:
+    newest = rank.history.newest()
+    return int(newest["guard"]) if newest is not None else int(Guard.NONE)
+
+
+def _assess_life(engine: EngineFacts, group: Sequence[RankFacts], dp: int, now: Moment) -> Iterator[Assessed]:
+    if engine.replaced:
+        return
+    gone = [rank for rank in group if rank.report.life is RankLife.GONE]
+    stopped = [rank for rank in group if rank.report.life is RankLife.STOPPED]
+    lost = [
+        rank
+        for rank in (*gone, *stopped)
+        if now.monotonic - rank.life_since >= SETTLE_SECONDS or rank.life_since <= rank.first_seen
+    ]
+    if not lost:
+        return
+    since = now.unix_of(min(rank.life_since for rank in lost))
+    parts = [
+        f"{rank.label} {'is gone' if rank in gone else 'is stopped by a signal'} (pid {rank.report.identity.pid}) at step {rank.history.last}"
+        for rank in lost
+    ]
+    if len(gone) == len(group):
+        sentence = f"every process of the engine is gone; the last step was {newest_step([rank.history for rank in group])}: start vLLM again"
+    else:
+        waiting = [rank.label for rank in group if rank.running]
+        rest = f"; {joined(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for it" if waiting else ""
+        sentence = f"{joined(parts)}{rest}"
+    step = min((rank.history.last for rank in lost if rank.history.last), default=None)
+    yield Assessed(FindingKind.RANK_LOST, dp, Severity.CRITICAL, sentence, step, tuple(lost), since)
+
+
+def _assess_mitigation(group: Sequence[RankFacts], dp: int, aligned: Aligned, now: Moment) -> Iterator[Assessed]:
+    """
+    Ranks of which some have the trim fix and some do not, at the same step or for longer than a toggle takes.
+    """
+    live = [rank for rank in group if rank.report.life is not RankLife.GONE]
+    on = [rank for rank in live if rank.trim is MitigationState.APPLIED]
+    off = [rank for rank in live if rank.trim in (MitigationState.AVAILABLE, MitigationState.UNKNOWN_CODE)]
+    acting = any(_acting(rank) for rank in live)
+    if (not on or not off) and not acting:
+        return
+    both = np.flatnonzero(aligned.reached(Phase.STATE_UPDATED).all(axis=0)) if len(group) > 1 else np.zeros(0, int)
+    step: int | None = None
+    if both.size:
+        states = aligned.records["mitigation"][:, both[-1]]
+        if states.min() != states.max() and MitigationState.APPLIED in states:
+            step = int(aligned.steps[both[-1]])
+            on = [rank for rank, state in zip(group, states, strict=True) if state == MitigationState.APPLIED]
+            off = [rank for rank in group if rank not in on]
+    if not on or not off or (acting and step is None):
+        return
+    failed = [rank for rank in off if rank.report.control.outcome in (ControlOutcome.REFUSED, ControlOutcome.FAILED)]
+    why = (
+        f" ({joined(r.label for r in failed)} could not act: {failed[0].trim_reason or 'no reason given'})"
+        if failed
+        else ""
+    )
+    sentence = f"the trim fix is on at {joined(r.label for r in on)} and not at {joined(r.label for r in off)}{why}: turn it on or off again for all ranks"
+    yield Assessed(FindingKind.MITIGATION_MIXED, dp, Severity.CRITICAL, sentence, step, (*on, *off), now.unix)
+
+
+def _acting(rank: RankFacts) -> bool:
+    """
+    Whether a control word is on its way to the rank, or seen and waiting for its step.
+    """
+    control = rank.report.control
+    return control.observed_generation < control.requested_generation or control.outcome is ControlOutcome.PENDING
+
+
+def assess_blind(engine: EngineFacts, now: Moment) -> Iterator[Assessed]:
+    """
+    What should be seen and is not, all in one finding: the first reason is the sentence, the others follow it.
+    """
+    if engine.ended:
+        return
+    reasons: list[tuple[str, tuple[RankFacts, ...]]] = []
+    for exporter in engine.exporters:
+        if exporter.out_of_reach(now):
+            ranks = tuple(rank for rank in engine.ranks if rank.exporter == exporter.url)
+            age = exporter.age_seconds(now)
+            ago = "never answered" if age is None else f"last answered {seconds(age)} ago"
+            reasons.append(
+                (
+                    f"the exporter of {joined(r.label for r in ranks) or 'no rank'} {ago}: {exporter.error or 'no answer'}",
+                    ranks,
+                )
+            )
+    if engine.missing and all(now.monotonic - rank.first_seen > GRACE_SECONDS for rank in engine.ranks):
+        text = f"{engine.missing} of the engine's ranks are not seen by any exporter: name the exporter of their node in the deployment"
+        reasons.append((text, ()))
+    for rank in engine.ranks:
+        reasons += [(text, (rank,)) for text in _unseen(rank)]
+    if reasons:
+        seen: dict[str, None] = dict.fromkeys(text for text, _ in reasons)
+        ranks = (
+            tuple(dict.fromkeys(rank for _, of in reasons for rank in of))
+            if all(of for _, of in reasons)
+            else engine.ranks
+        )
+        yield Assessed(FindingKind.BLIND, -1, Severity.WARNING, "; ".join(seen), None, ranks, now.unix)
+
+
+def _unseen(rank: RankFacts) -> Iterator[str]:
+    identity = rank.report.identity
+    off = [hook for hook in rank.report.hooks if hook.state in (HookState.OFF, HookState.REMOVED)]
+    if off:
+        first = off[0]
+        more = f" (and {len(off) - 1} more)" if len(off) > 1 else ""
+        yield f"hook {first.hook} of {rank.label} is {first.state.value}{more}: {first.reason or 'no reason given'}"
+    if identity.pp_size < 2 or identity.spec_tokens == 0:
+        return  # nothing of what is watched here can happen
+    if identity.runner != "V1":
+        yield f"{rank.label} runs the {identity.runner} model runner, whose lengths and guard are not watched yet"
+    elif rank.trim is MitigationState.UNKNOWN_CODE:
+        yield f"{rank.label} runs code that the trim fix does not know: {rank.trim_reason or 'no reason given'}"
+    records = rank.history.tail(8)
+    judged = records[(records["phase"] >= Phase.STATE_UPDATED) & (records["cached"] > 0)]
+    if not off and len(judged) and not bool((judged["measured"] == 1).any()):
+        yield f"{rank.label} reports steps without request-state lengths"
