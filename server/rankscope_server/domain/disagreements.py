@@ -49,7 +49,7 @@ def assess_batches(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement
     sentence = (
         f"{joined(ranks[row].label for row in rows)} run different batches since step {step} ({'; '.join(sizes)})"
     )
-    since = _since(aligned, ranks, first, rows, "batch_hash", "begin_ns")
+    since = _since(aligned, ranks, first, rows, value="batch_hash", clock="begin_ns")
     return Disagreement(
         FindingKind.BATCH_MISMATCH, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
     )
@@ -71,7 +71,7 @@ def assess_masks(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement |
         for row, r in _cells(aligned, first, rows)
     ]
     sentence = f"at step {step} {_listed(counts)}: requests that are masked on one rank only get wrong tokens"
-    since = _since(aligned, ranks, first, rows, "mask_hash", "decide_ns")
+    since = _since(aligned, ranks, first, rows, value="mask_hash", clock="decide_ns")
     return Disagreement(
         FindingKind.MASK_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
     )
@@ -95,7 +95,7 @@ def assess_guards(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     if all(r["mask_known"] and r["requests"] and r["masked"] == r["requests"] for _, r in skipping):
         why = f" (it masks {_of(int(skipping[0][1]['masked']), int(skipping[0][1]['requests']))})"
     sentence = f"at step {step} {posting} broadcasts the sampled tokens and {joined(ranks[row].label for row, _ in skipping)} skips the collective{why}"
-    since = _since(aligned, ranks, first, rows, "guard", "decide_ns")
+    since = _since(aligned, ranks, first, rows, value="guard", clock="decide_ns")
     return Disagreement(
         FindingKind.GUARD_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
     )
@@ -114,7 +114,7 @@ def _last(aligned: Aligned, differs: Bools) -> int:
 
 
 def _since(
-    aligned: Aligned, ranks: Sequence[RankFacts], column: int, rows: Sequence[int], value: str, clock: str
+    aligned: Aligned, ranks: Sequence[RankFacts], column: int, rows: Sequence[int], *, value: str, clock: str
 ) -> float:
     """
     When two different words stood: the moment of the later one of the two that came first, each of its kind.

@@ -17,6 +17,7 @@ from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.disagreements import Disagreement, assess_batches, assess_guards, assess_masks
 from rankscope_server.domain.drift import assess_drift, drift_over, drift_sentence
 from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, seconds
+from rankscope_server.domain.fix import acting_on
 from rankscope_server.domain.model import Finding, FindingKind, Severity
 
 WEDGE_SECONDS = 3.0
@@ -127,7 +128,7 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
     assessed: list[Assessed] = []
     for group in engine.groups:
         dp = group[0].id.dp_rank
-        reach = max(1, group[0].report.identity.pp_size)
+        reach = reach_of(group)
         before = max(settled.get(dp, 0), newest_step([rank.history for rank in group]) - MAX_WINDOW)
         # Some settled steps are looked at once more: drift needs neighbours, and their drift is compared, not their words.
         aligned = align([rank.history for rank in group], before - reach, newest_step([rank.history for rank in group]))
@@ -135,17 +136,24 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
             key = (found.kind, dp)
             last_differing[key] = max(found.last_step, last_differing.get(key, 0))
             assessed.append(_of_disagreement(found, group, dp))
-        assessed += _assess_drift(engine, group, dp, reach, aligned, memory, now)
+        assessed += _assess_drift(engine, group, aligned, memory, now)
         fresh = Aligned(aligned.steps[aligned.steps > before], aligned.records[:, aligned.steps > before])
         settled[dp] = settled_step(fresh, before)
-        parted = {kind for kind, of in memory.findings if of == dp} | {
+        kinds = {kind for kind, of in memory.findings if of == dp} | {
             found.kind for found in assessed if found.group == dp
         }
-        assessed += _assess_motion(group, dp, bool(parted & set(STICKY)), parted, memory, now)
-        assessed += _assess_life(engine, group, dp, now)
-        assessed += _assess_mitigation(group, dp, aligned, now)
+        assessed += _assess_motion(group, kinds, memory, now)
+        assessed += _assess_life(engine, group, now)
+        assessed += _assess_mitigation(group, aligned, now)
     assessed += assess_blind(engine, now)
     return settle(dataclasses.replace(memory, settled=settled, last_differing=last_differing), assessed, now)
+
+
+def reach_of(group: Sequence[RankFacts]) -> int:
+    """
+    How many batches of an engine can be in flight, at least 1: a request comes round after as many steps.
+    """
+    return max(1, group[0].report.identity.pp_size)
 
 
 def settle(memory: EngineMemory, assessed: Sequence[Assessed], now: Moment) -> EngineMemory:
@@ -189,14 +197,9 @@ def _of_disagreement(found: Disagreement, group: Sequence[RankFacts], dp: int) -
 
 
 def _assess_drift(
-    engine: EngineFacts,
-    group: Sequence[RankFacts],
-    dp: int,
-    reach: int,
-    aligned: Aligned,
-    memory: EngineMemory,
-    now: Moment,
+    engine: EngineFacts, group: Sequence[RankFacts], aligned: Aligned, memory: EngineMemory, now: Moment
 ) -> Iterator[Assessed]:
+    dp, reach = group[0].id.dp_rank, reach_of(group)
     known = memory.findings.get((FindingKind.DRIFT, dp))
     if engine.idle or aligned.steps.size == 0:
         return  # no request is left that could drift
@@ -236,11 +239,13 @@ def _limit(group: Sequence[RankFacts], least: float, steps: float) -> float:
 
 
 def _assess_motion(
-    group: Sequence[RankFacts], dp: int, parted: bool, kinds: set[FindingKind], memory: EngineMemory, now: Moment
+    group: Sequence[RankFacts], kinds: set[FindingKind], memory: EngineMemory, now: Moment
 ) -> Iterator[Assessed]:
     """
     Ranks that do not move with a step in flight: wedged if they have parted, stalled if nothing says so.
     """
+    dp = group[0].id.dp_rank
+    parted = bool(kinds & set(STICKY))
     stuck = [rank for rank in group if rank.in_flight]
     if not stuck or any(rank.report.life is RankLife.STOPPED for rank in group):
         return
@@ -250,7 +255,7 @@ def _assess_motion(
     if parted:
         # A wedge that was seen before the last process ended is not undone by it.
         limit = WEDGE_SECONDS if FindingKind.GUARD_DISAGREEMENT in kinds else _limit(group, WEDGE_SECONDS, 10)
-        if frozen >= limit or (FindingKind.WEDGED, dp) in memory.findings and frozen > 1.0:
+        if frozen >= limit or ((FindingKind.WEDGED, dp) in memory.findings and frozen > 1.0):
             yield Assessed(
                 FindingKind.WEDGED, dp, Severity.CRITICAL, _wedge_sentence(group, frozen), step, tuple(stuck), since
             )
@@ -283,7 +288,7 @@ def _newest_guard(rank: RankFacts) -> int:
     return int(newest["guard"]) if newest is not None else int(Guard.NONE)
 
 
-def _assess_life(engine: EngineFacts, group: Sequence[RankFacts], dp: int, now: Moment) -> Iterator[Assessed]:
+def _assess_life(engine: EngineFacts, group: Sequence[RankFacts], now: Moment) -> Iterator[Assessed]:
     if engine.replaced:
         return
     gone = [rank for rank in group if rank.report.life is RankLife.GONE]
@@ -307,17 +312,17 @@ def _assess_life(engine: EngineFacts, group: Sequence[RankFacts], dp: int, now: 
         rest = f"; {joined(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for it" if waiting else ""
         sentence = f"{joined(parts)}{rest}"
     step = min((rank.history.last for rank in lost if rank.history.last), default=None)
-    yield Assessed(FindingKind.RANK_LOST, dp, Severity.CRITICAL, sentence, step, tuple(lost), since)
+    yield Assessed(FindingKind.RANK_LOST, group[0].id.dp_rank, Severity.CRITICAL, sentence, step, tuple(lost), since)
 
 
-def _assess_mitigation(group: Sequence[RankFacts], dp: int, aligned: Aligned, now: Moment) -> Iterator[Assessed]:
+def _assess_mitigation(group: Sequence[RankFacts], aligned: Aligned, now: Moment) -> Iterator[Assessed]:
     """
     Ranks of which some have the trim fix and some do not, at the same step or for longer than a toggle takes.
     """
     live = [rank for rank in group if rank.report.life is not RankLife.GONE]
     on = [rank for rank in live if rank.trim is MitigationState.APPLIED]
     off = [rank for rank in live if rank.trim in (MitigationState.AVAILABLE, MitigationState.UNKNOWN_CODE)]
-    acting = any(_acting(rank) for rank in live)
+    acting = any(acting_on(rank) for rank in live)
     if (not on or not off) and not acting:
         return
     both = np.flatnonzero(aligned.reached(Phase.STATE_UPDATED).all(axis=0)) if len(group) > 1 else np.zeros(0, int)
@@ -337,15 +342,9 @@ def _assess_mitigation(group: Sequence[RankFacts], dp: int, aligned: Aligned, no
         else ""
     )
     sentence = f"the trim fix is on at {joined(r.label for r in on)} and not at {joined(r.label for r in off)}{why}: turn it on or off again for all ranks"
-    yield Assessed(FindingKind.MITIGATION_MIXED, dp, Severity.CRITICAL, sentence, step, (*on, *off), now.unix)
-
-
-def _acting(rank: RankFacts) -> bool:
-    """
-    Whether a control word is on its way to the rank, or seen and waiting for its step.
-    """
-    control = rank.report.control
-    return control.observed_generation < control.requested_generation or control.outcome is ControlOutcome.PENDING
+    yield Assessed(
+        FindingKind.MITIGATION_MIXED, group[0].id.dp_rank, Severity.CRITICAL, sentence, step, (*on, *off), now.unix
+    )
 
 
 def assess_blind(engine: EngineFacts, now: Moment) -> Iterator[Assessed]:

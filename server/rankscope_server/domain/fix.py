@@ -29,6 +29,14 @@ def requested_generation(engine: EngineFacts) -> int:
     )
 
 
+def acting_on(rank: RankFacts) -> bool:
+    """
+    Whether a command is on its way to a rank, or seen and waiting for its step.
+    """
+    control = rank.report.control
+    return control.observed_generation < control.requested_generation or control.outcome is ControlOutcome.PENDING
+
+
 def acknowledged(rank: RankFacts, generation: int) -> bool:
     """
     Whether a rank has acted on (or refused) the command of that generation.

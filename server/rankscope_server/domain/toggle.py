@@ -11,7 +11,7 @@ from rankscope_exporter.flight.layout import MAX_EFFECTIVE_STEP, MAX_GENERATION
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import EngineFacts, joined
 from rankscope_server.domain.findings import EngineMemory
-from rankscope_server.domain.fix import fix_holds, requested_generation
+from rankscope_server.domain.fix import acting_on, fix_holds, requested_generation
 from rankscope_server.domain.model import FindingKind
 from rankscope_server.domain.ports import TogglePlan
 
@@ -24,8 +24,6 @@ DELIVERY_SECONDS = 0.75
 """
 Time within which a command reaches every rank of a healthy deployment; steps go on meanwhile.
 """
-
-IDLE_RATE = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +120,7 @@ def refuse_state(engine: EngineFacts, *, desired: bool) -> str:
             return f"{rank.label} does not know the code that vLLM has loaded{reason}; run rankscope-exporter doctor beside it"
         if rank.trim is MitigationState.NOT_APPLICABLE:
             return f"{rank.label} has nothing to fix{reason}"
-    pending = any(
-        rank.report.control.observed_generation < rank.report.control.requested_generation for rank in engine.ranks
-    )
+    pending = any(acting_on(rank) for rank in engine.ranks)
     if fix_holds(engine, desired=desired) and not pending:
         return f"the trim fix is {'on' if desired else 'off'} already on every rank"
     return ""
@@ -133,10 +129,10 @@ def refuse_state(engine: EngineFacts, *, desired: bool) -> str:
 def plan_toggle(
     deployment: str,
     engines: Sequence[EngineFacts],
+    *,
     memories: Mapping[str, EngineMemory],
     rates: Mapping[str, float | None],
     now: Moment,
-    *,
     desired: bool,
 ) -> TogglePlan:
     """
@@ -162,7 +158,7 @@ def plan_toggle(
         engines=tuple(e.engine for e in concerned),
         ranks=tuple(f"{e.engine} {rank.label}" if several else rank.label for e in concerned for rank in e.ranks),
         effective_step=max(steps, default=None),
-        timing=_timing(concerned, plans, steps, rates),
+        timing=_timing(concerned, steps, rates),
         changes=CHANGES_ON if desired else CHANGES_OFF,
         limits=LIMITS_ON if desired else LIMITS_OFF,
         refusal=refusal,
@@ -171,7 +167,6 @@ def plan_toggle(
 
 def _timing(
     engines: Sequence[EngineFacts],
-    plans: Mapping[str, EnginePlan],
     steps: Sequence[int],
     rates: Mapping[str, float | None],
 ) -> str:

@@ -183,6 +183,7 @@ def build_deployment(
     name: str,
     role: DeploymentRole,
     engines: Sequence[tuple[EngineFacts, EngineCard]],
+    *,
     exporters: Sequence[ExporterFacts],
     unreadable: Sequence[str],
     sparkline: tuple[float | None, ...],
