@@ -1,0 +1,162 @@
+"""
+`rankscope-exporter`: the command line.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from rankscope_exporter import __version__
+
+EPILOG = """\
+Every flag can be given in the environment instead: --flight-dir as RANKSCOPE_FLIGHT_DIR, and so on; a flag wins.
+
+  rankscope-exporter serve                               serve the flight files of this node
+  rankscope-exporter run -- vllm serve MODEL ...         start vLLM and serve beside it
+  rankscope-exporter doctor                              can this vLLM be seen, and is its trim fix available?
+"""
+_FLAGS = ("flight_dir", "host", "port", "control_token_file", "retention_seconds", "allowed_hosts")
+
+
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--flight-dir", metavar="DIR", help="directory of the flight files (/dev/shm/rankscope)")
+    parser.add_argument("--host", help="address to listen on (127.0.0.1: this machine only)")
+    parser.add_argument("--port", type=int, help="port to listen on (9610); 0 picks a free one")
+    parser.add_argument(
+        "--control-token-file",
+        metavar="FILE",
+        help="file with the token that control commands must bring; without a token (here or in RANKSCOPE_CONTROL_TOKEN) control is off",
+    )
+    parser.add_argument(
+        "--retention-seconds",
+        type=float,
+        metavar="S",
+        help="how long the files of processes that are gone are kept (3600)",
+    )
+    parser.add_argument(
+        "--allowed-hosts",
+        metavar="NAMES",
+        help="names, separated by commas, by which clients may call besides localhost, this host's name and IP addresses",
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """
+    The parser of all commands but `simulate`, which has its own.
+    """
+    parser = argparse.ArgumentParser(
+        prog="rankscope-exporter",
+        description="What every pipeline rank of a vLLM engine believes about every request, as Prometheus metrics.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve the flight files of this node over HTTP",
+        description="Serve the flight files of this node over HTTP.",
+    )
+    _add_serve_flags(serve)
+
+    run = commands.add_parser(
+        "run",
+        help="start a command (vLLM) and serve beside it",
+        description="Start a command (vLLM) and serve beside it. Signals go to the command, and its exit code becomes this one's "
+        "(128 + n if signal n ended it). If serving fails, the command goes on.",
+        usage="rankscope-exporter run [flags] -- COMMAND [ARGS ...]",
+    )
+    _add_serve_flags(run)
+    run.add_argument(
+        "argv", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, after --"
+    )
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what the installed vLLM looks like to every hook, and whether the trim fix is available",
+        description="Tell what the installed vLLM looks like to every hook, and whether the trim fix is available, or why not. "
+        "Exit code 0 if all is well, 1 if something cannot be seen.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+
+    commands.add_parser(
+        "simulate", help="start simulated engines, without vLLM (`simulate --help` for more)", add_help=False
+    )
+    commands.add_parser(
+        "metrics-doc", help="print docs/metrics.md", description="Print the documentation of all metrics, as Markdown."
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Run a command; 0 if it went well, 1 if it did not, 2 if it was called wrongly.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["simulate"]:
+        from rankscope_exporter.simulation import cli as simulation  # noqa: PLC0415  # numpy and processes, for this command only
+
+        return simulation.main(arguments[1:])
+    options = build_parser().parse_args(arguments)
+    if options.command == "doctor":
+        return _doctor(as_json=options.json)
+    if options.command == "metrics-doc":
+        from rankscope_exporter.contract.metrics import markdown  # noqa: PLC0415
+
+        sys.stdout.write(markdown())
+        return 0
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return _serve_or_run(options)
+
+
+def _serve_or_run(options: argparse.Namespace) -> int:
+    from rankscope_exporter.serve.settings import ServeSettings, SettingsError  # noqa: PLC0415  # `doctor` runs without a web server
+
+    given: dict[str, Any] = {name: value for name in _FLAGS if (value := getattr(options, name)) is not None}
+    try:
+        settings = ServeSettings(**given)
+        if options.command == "serve":
+            from rankscope_exporter.serve.server import serve  # noqa: PLC0415
+
+            return serve(settings)
+        command = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
+        if not command:
+            return _complain("run: no command; write it after --, as in `rankscope-exporter run -- vllm serve MODEL`")
+        from rankscope_exporter.serve.child import run  # noqa: PLC0415
+
+        return run(command, settings, os.environ)
+    except ValidationError as error:
+        return _complain(*(_setting_problem(problem, given) for problem in error.errors(include_url=False)))
+    except SettingsError as error:
+        return _complain(str(error))
+
+
+def _setting_problem(problem: Any, given: dict[str, Any]) -> str:
+    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    # A setting from the environment is reported in lower case, with or without the prefix.
+    name = name.lower().removeprefix("rankscope_")
+    source = f"--{name.replace('_', '-')}" if name in given else f"RANKSCOPE_{name.upper()}"
+    return f"{source}: {problem['msg']} (got {problem['input']!r})"
+
+
+def _complain(*lines: str) -> int:
+    for line in lines:
+        sys.stderr.write(f"rankscope-exporter: {line}\n")
+    return 2
+
+
+def _doctor(*, as_json: bool) -> int:
+    from rankscope_exporter import doctor  # noqa: PLC0415  # imports vLLM, which takes seconds
+
+    return doctor.examine(as_json=as_json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""
+Metric families by their row of the table.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+
+from rankscope_exporter.collectors.reading import RankReading
+from rankscope_exporter.contract.metrics import RANK_LABELS, MetricSpec
+
+
+class Families:
+    """
+    Gathers samples into families, in the order in which the families first appear.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._families.values())
+
+    def add(self, spec: MetricSpec, rank: RankReading, value: float, **labels: str) -> None:
+        """
+        Add a sample of one rank; `labels` are those besides the rank's own.
+        """
+        own = rank_labels(rank)
+        if labels:
+            own.update(labels)
+        self.family(spec).add_sample(spec.name, own, value)
+
+    def add_own(self, spec: MetricSpec, value: float, **labels: str) -> None:
+        """
+        Add a sample that belongs to no rank.
+        """
+        self.family(spec).add_sample(spec.name, labels, value)
+
+    def family(self, spec: MetricSpec) -> Metric:
+        """
+        The family of `spec`, made if it is not there.
+        """
+        family = self._families.get(spec.name)
+        if family is None:
+            name = spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name
+            unit = spec.unit if spec.unit and name.endswith("_" + spec.unit) else ""
+            family = self._families[spec.name] = Metric(name, spec.help, spec.kind, unit)
+        return family
+
+
+def rank_labels(rank: RankReading) -> dict[str, str]:
+    """
+    The labels of a rank.
+    """
+    return dict(zip(RANK_LABELS, rank.labels, strict=True))

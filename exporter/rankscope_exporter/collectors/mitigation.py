@@ -1,0 +1,37 @@
+"""
+Mitigations, and what became of control words.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import Metric
+
+from rankscope_exporter.collectors.families import Families
+from rankscope_exporter.collectors.reading import RankReading
+from rankscope_exporter.contract import MitigationState
+from rankscope_exporter.contract import metrics as m
+
+
+def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
+    """
+    Mitigations and control of each rank.
+    """
+    out = Families()
+    for rank in ranks:
+        for report in rank.mitigations:
+            for state in MitigationState:
+                out.add(
+                    m.MITIGATION_STATE, rank, state is report.state, mitigation=report.mitigation, state=state.label
+                )
+        control = rank.control
+        out.add(m.CONTROL_REQUESTED, rank, control.requested_generation)
+        out.add(m.CONTROL_OBSERVED, rank, control.observed_generation)
+        out.add(m.CONTROL_OUTCOME, rank, 1, outcome=control.outcome.name.lower().replace("_", " "))
+        if control.desired is not None:
+            out.add(m.CONTROL_DESIRED, rank, control.desired)
+            out.add(m.CONTROL_EFFECTIVE, rank, control.effective_step)
+        if control.acted_step:
+            out.add(m.CONTROL_ACTED, rank, control.acted_step)
+        if (state_part := rank.measured) is not None:
+            out.add(m.TRIMMED_TOKENS, rank, int(state_part["trimmed_total"]))
+    return out

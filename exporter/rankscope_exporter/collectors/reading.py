@@ -1,0 +1,224 @@
+"""
+One rank as its flight file shows it at one moment: what every collector and every answer is made of.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope_exporter.contract import (
+    ControlReport,
+    HookReport,
+    Mitigation,
+    MitigationReport,
+    MitigationState,
+    Phase,
+    RankIdentity,
+    RankLife,
+)
+from rankscope_exporter.flight import FlightFile, Snapshot
+from rankscope_exporter.flight.layout import decode_control
+from rankscope_exporter.flight.reader import Control
+
+NEWEST = 8
+"""
+Records looked at first for the newest one that reached each part: usually the last one or the one before has it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """
+    For each part of a step record, the newest record that has it; None where none in the ring has.
+
+    A record in flight has only the parts up to its phase. Taking each part from the newest record that has it keeps
+    counters from going backwards while a step is under way.
+    """
+
+    begun: np.void | None
+    state: np.void | None
+    decided: np.void | None
+    done: np.void | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankReading:
+    """
+    One rank: identity, life, the newest of each part of its records, control, hooks and histograms.
+    """
+
+    key: str
+    identity: RankIdentity
+    labels: tuple[str, str, str, str]
+    """Values of `engine, dp_rank, pp_rank, tp_rank`."""
+    life: RankLife
+    created_unix: float
+    step: int
+    parts: Parts
+    control: ControlReport
+    hooks: tuple[HookReport, ...]
+    mitigations: tuple[MitigationReport, ...]
+    histograms: Snapshot
+    faults: int
+    monotonic_ns: int
+    """The node's clocks when this was read."""
+    unix: float
+
+    @property
+    def last(self) -> np.void | None:
+        """The record of the last step that was begun; None if there is none, or while it is being written."""
+        begun = self.parts.begun
+        return begun if begun is not None and int(begun["step"]) == self.step else None
+
+    @property
+    def phase(self) -> Phase:
+        """How far the rank has come in its last step."""
+        return Phase.WRITING if (last := self.last) is None else Phase(int(last["phase"]))
+
+    @property
+    def in_flight_seconds(self) -> float | None:
+        """Age of the step in flight; None while none is, or while that is not known."""
+        last = self.last
+        if last is None or last["phase"] == Phase.DONE:
+            return None
+        return self._age(int(last["begin_ns"]))
+
+    @property
+    def begin_unix(self) -> float | None:
+        """Wall-clock second at which the last step began; None if that is not known."""
+        begun = self.parts.begun
+        if begun is None or (age := self._age(int(begun["begin_ns"]))) is None:
+            return None
+        return round(self.unix - age, 3)
+
+    @property
+    def measured(self) -> np.void | None:
+        """The newest record that reached the request state, if its lengths were read; None while they are unknown."""
+        state = self.parts.state
+        return state if state is not None and state["measured"] else None
+
+    @property
+    def last_activity_seconds(self) -> float | None:
+        """Age of the last thing that the rank wrote into its ring; None before its first step."""
+        begun = self.parts.begun
+        if begun is None:
+            return None
+        return self._age(max(int(begun["begin_ns"]), int(begun["decide_ns"]), int(begun["end_ns"])))
+
+    def _age(self, since_ns: int) -> float | None:
+        # A file copied from another machine, or kept over a boot, has times of another clock.
+        return (self.monotonic_ns - since_ns) / 1e9 if 0 < since_ns <= self.monotonic_ns else None
+
+
+def newest_parts(records: npt.NDArray[np.void]) -> Parts:
+    """
+    The newest record that has each part, out of records in the order of their steps.
+    """
+    found: list[np.void | None] = [None, None, None, None]
+    phases = records["phase"].tolist()
+    reached = 0
+    for index in range(len(phases) - 1, -1, -1):
+        while reached < phases[index]:
+            found[reached] = records[index]
+            reached += 1
+        if reached == Phase.DONE:
+            break
+    return Parts(*found)
+
+
+def read_parts(file: FlightFile) -> Parts:
+    """
+    The newest record that has each part, as the ring of `file` holds them.
+    """
+    step = file.step()
+    parts = newest_parts(file.records(after=max(step - NEWEST, 0)))
+    if parts.done is None and step > NEWEST:
+        parts = newest_parts(file.records())
+    return parts
+
+
+def control_report(control: Control) -> ControlReport:
+    """
+    The control area in the words of the contract.
+    """
+    _, requested, effective_step, desired = decode_control(control.requested_word)
+    _, observed, _, _ = decode_control(control.observed_word)
+    return ControlReport(
+        requested_generation=requested,
+        observed_generation=observed,
+        desired=desired if control.requested_word else None,
+        effective_step=effective_step,
+        acted_step=control.acted_step,
+        outcome=control.outcome,
+    )
+
+
+def mitigation_reports(reports: list[MitigationReport], control: Control) -> tuple[MitigationReport, ...]:
+    """
+    The mitigations as they stand now: the rank writes what it installed once, and the state after each action elsewhere.
+    """
+    if not control.acted_word:
+        return tuple(reports)
+    acted = Mitigation(decode_control(control.acted_word)[0]).name.lower()
+    return tuple(
+        report.model_copy(update={"state": control.mitigation_state}) if report.mitigation == acted else report
+        for report in reports
+    )
+
+
+def read_rank(
+    file: FlightFile, identity: RankIdentity, life: RankLife, *, monotonic_ns: int, unix: float
+) -> RankReading:
+    """
+    Read everything about one rank, but not its table of requests.
+
+    Raises:
+        FlightError: an area of the file is damaged.
+
+    """
+    control = file.control()
+    report = file.hook_report()
+    step = file.step()
+    return RankReading(
+        key=file.key,
+        identity=identity,
+        labels=(identity.engine, str(identity.dp_rank), str(identity.pp_rank), str(identity.tp_rank)),
+        life=life,
+        created_unix=file.created_unix,
+        step=step,
+        parts=read_parts(file),
+        control=control_report(control),
+        hooks=tuple(HookReport.model_validate(hook) for hook in report.get("hooks", [])),
+        mitigations=mitigation_reports(
+            [MitigationReport.model_validate(m) for m in report.get("mitigations", [])], control
+        ),
+        histograms=file.histograms(),
+        faults=file.faults(),
+        monotonic_ns=monotonic_ns,
+        unix=unix,
+    )
+
+
+def state_of(reading: RankReading, mitigation: Mitigation) -> MitigationState | None:
+    """
+    Where `mitigation` stands on a rank; None if the rank does not report it.
+    """
+    name = mitigation.name.lower()
+    return next((report.state for report in reading.mitigations if report.mitigation == name), None)
+
+
+def current(readings: list[RankReading]) -> list[RankReading]:
+    """
+    One reading per rank: where a rank left the file of an earlier process behind, the later file stands for it.
+    """
+    newest: dict[tuple[str, str, str, str], RankReading] = {}
+    for reading in readings:
+        known = newest.get(reading.labels)
+        if known is None or _precedence(known) < _precedence(reading):
+            newest[reading.labels] = reading
+    return list(newest.values())
+
+
+def _precedence(reading: RankReading) -> tuple[bool, float]:
+    return reading.life is not RankLife.GONE, reading.created_unix

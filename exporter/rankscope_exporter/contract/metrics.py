@@ -1,0 +1,283 @@
+"""
+Every metric that the exporter process serves: the one table from which collectors, documentation and tests take them.
+
+A sample that would say something unknown is left out; it is never 0 instead.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+RANK_LABELS = ("engine", "dp_rank", "pp_rank", "tp_rank")
+"""
+Labels of every metric of a rank.
+"""
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """
+    One metric; `name` is the name as Prometheus stores it (a counter's with `_total`).
+    """
+
+    name: str
+    kind: Kind
+    subject: str
+    """The collector that serves it."""
+    unit: str
+    """Base unit, or empty for states and plain numbers."""
+    help: str
+    labels: tuple[str, ...] = ()
+    """Labels besides those of the rank."""
+    per_rank: bool = True
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """All labels, those of the rank first."""
+        return (*RANK_LABELS, *self.labels) if self.per_rank else self.labels
+
+    @property
+    def sample_names(self) -> tuple[str, ...]:
+        """Names of its samples."""
+        return (
+            tuple(self.name + suffix for suffix in ("_bucket", "_count", "_sum"))
+            if self.kind == "histogram"
+            else (self.name,)
+        )
+
+
+RANK_INFO = MetricSpec(
+    "rankscope_rank_info", "gauge", "rank", "", "Who the rank is; always 1.",
+    ("pp_size", "tp_size", "dp_size", "global_rank", "host", "pid", "model", "vllm_version", "runner", "runner_class", "device",
+     "async_scheduling", "spec_method", "spec_tokens", "exporter_version"),
+)  # fmt: skip
+RANK_LIFE = MetricSpec(
+    "rankscope_rank_life", "gauge", "rank", "",
+    "1 for the state that the rank's process is in (running, stopped by a signal, gone), 0 for the others.", ("life",),
+)  # fmt: skip
+RANK_STARTED = MetricSpec(
+    "rankscope_rank_start_timestamp_seconds", "gauge", "rank", "seconds", "Wall-clock time at which the rank made its flight file.",
+)  # fmt: skip
+STEPS = MetricSpec(
+    "rankscope_steps_total", "counter", "rank", "", "Steps that the rank began; the last step's ordinal."
+)
+STEP_PHASE = MetricSpec(
+    "rankscope_step_phase", "gauge", "rank", "",
+    "Last phase that the rank entered in its last step: 1 scheduled, 2 state updated, 3 decided, 4 done.",
+)  # fmt: skip
+STEP_IN_FLIGHT = MetricSpec(
+    "rankscope_step_in_flight", "gauge", "rank", "", "1 while a step is in flight, 0 while none is."
+)
+STEP_IN_FLIGHT_AGE = MetricSpec(
+    "rankscope_step_in_flight_seconds", "gauge", "rank", "seconds", "Age of the step in flight; absent while none is.",
+)  # fmt: skip
+STEP_BEGIN = MetricSpec(
+    "rankscope_step_begin_timestamp_seconds", "gauge", "rank", "seconds", "Wall-clock time at which the last step began.",
+)  # fmt: skip
+LAST_ACTIVITY = MetricSpec(
+    "rankscope_last_activity_timestamp_seconds", "gauge", "rank", "seconds",
+    "Wall-clock time at which the rank last began, decided or ended a step.",
+)  # fmt: skip
+
+SCHEDULED_REQUESTS = MetricSpec(
+    "rankscope_scheduled_requests", "gauge", "batch", "requests",
+    "Requests that the scheduler named in the last step, by kind: new (first time), cached (known to the rank), finished.", ("kind",),
+)  # fmt: skip
+SCHEDULED_TOKENS = MetricSpec(
+    "rankscope_scheduled_tokens", "gauge", "batch", "tokens", "Tokens scheduled in the last step, drafts included."
+)
+DRAFTING = MetricSpec(
+    "rankscope_drafting_requests",
+    "gauge",
+    "batch",
+    "requests",
+    "Requests that were scheduled with draft tokens in the last step.",
+)
+BATCH_REQUESTS = MetricSpec(
+    "rankscope_batch_requests", "gauge", "batch", "requests",
+    "Rows of the batch when the rank last decided; absent if the last step came to no decision.",
+)  # fmt: skip
+
+STATE_LENGTH = MetricSpec(
+    "rankscope_request_state_length_tokens", "histogram", "lengths", "tokens",
+    "Output tokens per request as the rank caches them, sampled every few steps.",
+)  # fmt: skip
+SCHEDULER_LENGTH = MetricSpec(
+    "rankscope_scheduler_length_tokens", "histogram", "lengths", "tokens",
+    "Output tokens per request as the scheduler counts them, sampled at the same steps.",
+)  # fmt: skip
+LENGTH_SAMPLES = MetricSpec(
+    "rankscope_length_samples_total", "counter", "lengths", "", "Steps that were sampled into the histograms of lengths.",
+)  # fmt: skip
+STATE_SUM = MetricSpec(
+    "rankscope_step_request_state_length_sum_tokens", "gauge", "lengths", "tokens",
+    "Request-state lengths of the last step, summed over its cached requests.",
+)  # fmt: skip
+STATE_MAX = MetricSpec(
+    "rankscope_step_request_state_length_max_tokens", "gauge", "lengths", "tokens", "Largest request-state length of the last step.",
+)  # fmt: skip
+SCHEDULER_SUM = MetricSpec(
+    "rankscope_step_scheduler_length_sum_tokens", "gauge", "lengths", "tokens",
+    "The scheduler's output lengths of the last step, summed over its cached requests.",
+)  # fmt: skip
+SCHEDULER_MAX = MetricSpec(
+    "rankscope_step_scheduler_length_max_tokens", "gauge", "lengths", "tokens", "The scheduler's largest output length of the last step.",
+)  # fmt: skip
+
+DRIFT_SUM = MetricSpec(
+    "rankscope_drift_sum_tokens", "gauge", "drift", "tokens",
+    "Drift of the last step (request-state length minus the scheduler's), summed over its cached requests.",
+)  # fmt: skip
+DRIFT_MAX = MetricSpec(
+    "rankscope_drift_max_tokens",
+    "gauge",
+    "drift",
+    "tokens",
+    "Largest drift of a request in the last step; more than 0 is wrong.",
+)
+DRIFTING = MetricSpec(
+    "rankscope_drifting_requests", "gauge", "drift", "requests", "Requests with drift of more than 0 in the last step."
+)
+
+MASKED = MetricSpec(
+    "rankscope_masked_requests", "gauge", "mask", "requests",
+    "Requests whose sampled token the rank discards in the last step; absent if the rank's mask is not known.",
+)  # fmt: skip
+MASK_KNOWN = MetricSpec(
+    "rankscope_mask_known", "gauge", "mask", "", "1 if the mask was read in the last step that came to a decision, 0 if it was not.",
+)  # fmt: skip
+
+GUARD_BROADCASTS = MetricSpec(
+    "rankscope_guard_broadcasts_total", "counter", "guard", "", "Guard decisions of the kind broadcast: the sampled-token collective takes place.",
+)  # fmt: skip
+GUARD_SKIPS = MetricSpec(
+    "rankscope_guard_skips_total", "counter", "guard", "", "Guard decisions of the kind skip: all requests were masked."
+)
+GUARD_LAST = MetricSpec(
+    "rankscope_guard_decision", "gauge", "guard", "",
+    "1 for the guard decision of the last step that got as far: broadcast, skip, or none.", ("decision",),
+)  # fmt: skip
+
+COLLECTIVES_POSTED = MetricSpec(
+    "rankscope_collectives_posted_total", "counter", "collectives", "", "Sampled-token collectives that the rank posted.",
+)  # fmt: skip
+COLLECTIVES_COMPLETED = MetricSpec(
+    "rankscope_collectives_completed_total", "counter", "collectives", "",
+    "Sampled-token collectives known to have completed; absent where a call returns before its collective completes, as on GPUs.",
+)  # fmt: skip
+COLLECTIVE_WIDTH = MetricSpec(
+    "rankscope_collective_width_columns", "gauge", "collectives", "columns",
+    "Columns of the last sampled-token collective as the rank posts it; absent if not known.",
+)  # fmt: skip
+COLLECTIVE_ROLE = MetricSpec(
+    "rankscope_collective_role", "gauge", "collectives", "", "1 for the rank's side of its last sampled-token collective: sender or receiver.",
+    ("role",),
+)  # fmt: skip
+
+MITIGATION_STATE = MetricSpec(
+    "rankscope_mitigation_state", "gauge", "mitigation", "",
+    "1 for the state of the mitigation on the rank (available, applied, not applicable, unknown code), 0 for the others.", ("mitigation", "state"),
+)  # fmt: skip
+CONTROL_REQUESTED = MetricSpec(
+    "rankscope_control_requested_generation", "gauge", "mitigation", "", "Generation of the control word that was written for the rank; 0: none yet.",
+)  # fmt: skip
+CONTROL_OBSERVED = MetricSpec(
+    "rankscope_control_observed_generation", "gauge", "mitigation", "", "Generation of the control word that the rank saw last; 0: none yet.",
+)  # fmt: skip
+CONTROL_DESIRED = MetricSpec(
+    "rankscope_control_desired", "gauge", "mitigation", "", "1 if the control word wants the mitigation on, 0 if off; absent without a word.",
+)  # fmt: skip
+CONTROL_EFFECTIVE = MetricSpec(
+    "rankscope_control_effective_step", "gauge", "mitigation", "",
+    "Step ordinal at which the control word takes effect, 0: at once; absent without a word.",
+)  # fmt: skip
+CONTROL_ACTED = MetricSpec(
+    "rankscope_control_acted_step", "gauge", "mitigation", "", "Step ordinal at which the rank last acted on a control word; absent before.",
+)  # fmt: skip
+CONTROL_OUTCOME = MetricSpec(
+    "rankscope_control_outcome", "gauge", "mitigation", "",
+    "1 for what the rank did with its last control word: none, pending, applied, applied late, refused, failed.", ("outcome",),
+)  # fmt: skip
+TRIMMED_TOKENS = MetricSpec(
+    "rankscope_trimmed_tokens_total", "counter", "mitigation", "tokens", "Tokens that the trim fix took off the rank's request state.",
+)  # fmt: skip
+
+HOOK_ON = MetricSpec(
+    "rankscope_hook_on", "gauge", "hooks", "", "1 if the hook sees its code, 0 if it is absent, off or removed, for the given reason.",
+    ("hook", "state", "reason"),
+)  # fmt: skip
+
+FAULTS = MetricSpec(
+    "rankscope_faults_total", "counter", "own", "", "Errors of Rankscope's own that its hooks swallowed."
+)
+OWN_SECONDS = MetricSpec(
+    "rankscope_own_seconds_total",
+    "counter",
+    "own",
+    "seconds",
+    "Time that Rankscope's hooks took inside the rank's steps.",
+)
+OWN_STEP_SECONDS = MetricSpec(
+    "rankscope_own_step_seconds",
+    "gauge",
+    "own",
+    "seconds",
+    "Time that Rankscope's hooks took in the last step that is done.",
+)
+
+EXPORTER_INFO = MetricSpec(
+    "rankscope_exporter_info", "gauge", "node", "", "The exporter process; always 1.", ("node", "version", "flight_dir"), per_rank=False,
+)  # fmt: skip
+FLIGHT_FILES = MetricSpec(
+    "rankscope_flight_files", "gauge", "node", "files",
+    "Flight files of the node by state: readable, unreadable, superseded (a later process of the same rank has one).", ("state",), per_rank=False,
+)  # fmt: skip
+CONTROL_ENABLED = MetricSpec(
+    "rankscope_control_enabled", "gauge", "node", "", "1 if this exporter takes control commands, 0 if no token is set.", per_rank=False,
+)  # fmt: skip
+
+COLLECTOR_SUCCESS = MetricSpec(
+    "rankscope_collector_success", "gauge", "collector", "", "1 if the collector worked in this scrape; if 0, its metrics are missing.",
+    ("collector",), per_rank=False,
+)  # fmt: skip
+COLLECTOR_DURATION = MetricSpec(
+    "rankscope_collector_duration_seconds", "gauge", "collector", "seconds", "Time that the collector took in this scrape.",
+    ("collector",), per_rank=False,
+)  # fmt: skip
+
+METRICS: tuple[MetricSpec, ...] = tuple(value for value in dict(globals()).values() if isinstance(value, MetricSpec))
+"""
+All of them, in the order above.
+"""
+
+
+def markdown() -> str:
+    """
+    `docs/metrics.md`, made from the table.
+    """
+    lines = [
+        "# Metrics",
+        "",
+        "<!-- Generated by `rankscope-exporter metrics-doc`; a test keeps it true. Change `rankscope_exporter/contract/metrics.py` instead. -->",
+        "",
+        "Served by `rankscope-exporter` on `/metrics`. Metrics of a rank have the labels " + ", ".join(f"`{label}`" for label in RANK_LABELS) + ";",
+        "what is not known is left out, never 0. `?engine=`, `?dp_rank=`, `?pp_rank=`, `?tp_rank=` and `?name[]=` choose what is served.",
+        "Gauges \"of the last step\" keep their value while the engine is idle: `rankscope_last_activity_timestamp_seconds` says how old they are.",
+    ]  # fmt: skip
+    subject = ""
+    for spec in METRICS:
+        if spec.subject != subject:
+            subject = spec.subject
+            lines += [
+                "",
+                f"## {subject}",
+                "",
+                "| Metric | Type | Unit | Labels | Meaning |",
+                "| --- | --- | --- | --- | --- |",
+            ]
+        labels = ", ".join(f"`{label}`" for label in spec.labels)
+        if spec.per_rank:
+            labels = f"rank + {labels}" if labels else "rank"
+        lines.append(f"| `{spec.name}` | {spec.kind} | {spec.unit} | {labels} | {spec.help} |")
+    return "\n".join(lines) + "\n"

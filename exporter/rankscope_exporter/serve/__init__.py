@@ -1,0 +1,3 @@
+"""
+The exporter process: reads the flight files of a node and answers HTTP.
+"""
