@@ -1,0 +1,107 @@
+// Drift per rank over time. The chart is made once; the stream brings the series, then points that are put behind it.
+(() => {
+  const TRACES = 6;
+  const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+  const WINDOW_SECONDS = 900;
+
+  const colour = (name) => {
+    // A token may be light-dark(...): only a computed colour says what it is now.
+    const probe = document.createElement("span");
+    probe.hidden = true;
+    probe.style.color = `var(${name})`;
+    document.body.append(probe);
+    const computed = getComputedStyle(probe).color;
+    probe.remove();
+    return computed;
+  };
+
+  document.addEventListener("DOMContentLoaded", () => {
+    const holder = document.getElementById("drift-chart");
+    const stream = document.getElementById("stream");
+    if (!holder || !stream) return;
+
+    let palette = {};
+    const readPalette = () => {
+      for (const name of ["--muted", "--rule", "--rule-strong", ...Array.from({ length: TRACES }, (_, i) => `--trace-${i + 1}`)]) palette[name] = colour(name);
+    };
+    readPalette();
+
+    let plot = null;
+    let labels = [];
+    let data = [[]];
+    let zoomed = false;
+
+    const size = () => ({ width: holder.clientWidth, height: holder.clientHeight - 34 });
+    const axis = (more) => ({
+      stroke: () => palette["--muted"],
+      grid: { stroke: () => palette["--rule"], width: 1 },
+      ticks: { stroke: () => palette["--rule"], width: 1, size: 4 },
+      font: "12px system-ui, sans-serif",
+      ...more,
+    });
+    const build = () => {
+      plot?.destroy();
+      holder.replaceChildren();
+      plot = new uPlot({
+        ...size(),
+        cursor: { drag: { x: true, y: false } },
+        scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(8, (high ?? 0) * 1.08)] } },
+        axes: [axis({ space: 70 }), axis({ size: 44, space: 34 })],
+        series: [
+          { value: (_, at) => (at == null ? "–" : new Date(at * 1000).toLocaleTimeString()) },
+          ...labels.map((label, index) => ({
+            label,
+            stroke: () => palette[`--trace-${(index % TRACES) + 1}`],
+            width: 2,
+            dash: DASHES[index % DASHES.length],
+            points: { show: false },
+            spanGaps: false,
+            value: (_, value) => (value == null ? "–" : String(value)),
+          })),
+        ],
+        hooks: {
+          setSelect: [(self) => { zoomed = self.select.width > 0; }],
+        },
+      }, data, holder);
+      plot.over.addEventListener("dblclick", () => { zoomed = false; });
+    };
+
+    const show = () => {
+      if (plot) plot.setData(data, !zoomed);
+    };
+
+    stream.addEventListener("series", (event) => {
+      const series = JSON.parse(event.detail.data);
+      data = [series.times, ...series.values];
+      if (!plot || series.labels.join("\n") !== labels.join("\n")) {
+        labels = series.labels;
+        if (!labels.length || !series.times.length) return;
+        build();
+      } else {
+        show();
+      }
+    });
+
+    stream.addEventListener("points", (event) => {
+      const { times, labels: named, values } = JSON.parse(event.detail.data);
+      if (!times.length) return;
+      while (data[0].length && data[0][data[0].length - 1] >= times[0]) for (const column of data) column.pop();
+      data[0].push(...times);
+      values.forEach((column, index) => (data[index + 1] ??= []).push(...column));
+      const oldest = data[0][data[0].length - 1] - WINDOW_SECONDS;
+      const cut = data[0].findIndex((at) => at >= oldest);
+      if (cut > 0) for (const column of data) column.splice(0, cut);
+      if (!plot) { labels = named; build(); } else show();
+    });
+
+    const empty = document.createElement("p");
+    empty.className = "chart-empty";
+    empty.textContent = "Waiting for the first sample";
+    holder.append(empty);
+
+    new ResizeObserver(() => plot?.setSize(size())).observe(holder);
+    const repaint = () => { readPalette(); plot?.redraw(false); };
+    document.addEventListener("rankscope:theme", repaint);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  });
+})();

@@ -1,0 +1,28 @@
+"""
+Puts the web half onto an application.
+"""
+
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from rankscope_server.domain.ports import Rankscope
+from rankscope_server.web.api import create_api_router
+from rankscope_server.web.assets import Assets, VersionedStaticFiles
+from rankscope_server.web.errors import install_error_handlers
+from rankscope_server.web.live import LiveFragments
+from rankscope_server.web.pages import create_page_router
+from rankscope_server.web.streams import create_stream_router
+from rankscope_server.web.templating import Templates
+
+
+def install(app: FastAPI, rankscope: Rankscope, *, templates_dir: Path, static_dir: Path) -> None:
+    """
+    Add pages, `/api/v1/...`, `/static/...` and the handlers that render errors to `app`.
+    """
+    templates = Templates(templates_dir, Assets(static_dir))
+    app.mount("/static", VersionedStaticFiles(directory=static_dir), name="static")
+    app.include_router(create_api_router(rankscope))
+    app.include_router(create_stream_router(rankscope, LiveFragments(rankscope, templates)))
+    app.include_router(create_page_router(rankscope, templates, app))
+    install_error_handlers(app, templates)

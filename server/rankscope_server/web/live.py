@@ -1,0 +1,184 @@
+"""
+The fragments of a live page, rendered once per version however many people watch.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeVar
+
+from rankscope_server.domain.model import EngineView, FleetView, Series
+from rankscope_server.domain.ports import Rankscope
+from rankscope_server.web.drift_table import tabulate_drift
+from rankscope_server.web.guidance import order_by_need, summarise
+from rankscope_server.web.links import element_id
+from rankscope_server.web.templating import Templates
+
+CHART_WINDOW_SECONDS = 900
+CHART_POINTS = 900
+KEPT_PAGES = 256
+
+Kept = TypeVar("Kept")
+
+ENGINE_FRAGMENTS = {
+    "headline": 0.0,
+    "findings": 0.0,
+    "fix": 0.0,
+    "strip": 1.0,
+    "drift_table": 1.0,
+    "requests": 1.0,
+    "ranks": 1.0,
+    "history": 1.0,
+}
+"""
+Blocks of the engine page that live, with the least time between two sendings (s): what is urgent is never held back.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """
+    A part of a page that is replaced when it changes.
+    """
+
+    id: str
+    """Id of its outermost element."""
+    html: str
+    fingerprint: bytes
+    pace_seconds: float = 0.0
+    covers: tuple[str, ...] = ()
+    """Fragments that are inside this one: sent with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFragments:
+    """
+    What a stream of an engine page sends.
+    """
+
+    view: EngineView
+    series: Series
+    fragments: tuple[Fragment, ...]
+
+
+class LiveFragments:
+    """
+    Renders fragments, and keeps those of the latest version of each page.
+    """
+
+    def __init__(self, rankscope: Rankscope, templates: Templates) -> None:
+        self._rankscope = rankscope
+        self._templates = templates
+        self._fleet: tuple[int, tuple[FleetView, tuple[Fragment, ...]]] | None = None
+        self._engines: OrderedDict[tuple[str, str], tuple[int, EngineFragments]] = OrderedDict()
+        self._series: OrderedDict[tuple[str, str], tuple[int, Series]] = OrderedDict()
+
+    def fleet(self) -> tuple[FleetView, tuple[Fragment, ...]]:
+        """
+        The fleet page.
+        """
+        version = self._rankscope.version
+        if self._fleet is None or self._fleet[0] != version:
+            view = self._rankscope.fleet()
+            self._fleet = (version, (view, self._render_fleet(view)))
+        return self._fleet[1]
+
+    async def engine(self, deployment: str, engine: str) -> EngineFragments | None:
+        """
+        The page of an engine; None where it is not known (any more).
+        """
+        key = (deployment, engine)
+        series = await self.series(deployment, engine)
+        version = self._rankscope.version
+        kept = self._engines.get(key)
+        if kept is not None and kept[0] == version and kept[1].series is series:
+            return kept[1]
+        view = self._rankscope.engine(deployment, engine)
+        if view is None:
+            return None
+        rendered = EngineFragments(view, series, self._render_engine(view, series))
+        _keep(self._engines, key, (version, rendered))
+        return rendered
+
+    async def series(self, deployment: str, engine: str) -> Series:
+        """
+        What the chart shows, asked for once a second at most.
+        """
+        key = (deployment, engine)
+        second = int(self._rankscope.fleet().now_unix)
+        kept = self._series.get(key)
+        if kept is not None and kept[0] == second:
+            return kept[1]
+        series = await self._rankscope.series(
+            deployment, engine, second - CHART_WINDOW_SECONDS, second + 1, CHART_POINTS
+        )
+        _keep(self._series, key, (second, series))
+        return series
+
+    def _render_fleet(self, view: FleetView) -> tuple[Fragment, ...]:
+        ordered = order_by_need(view.deployments)
+        cards = tuple(
+            _fragment(element_id("deployment", card.name), self._templates.block("fleet.html", "deployment", card=card))
+            for card in ordered
+        )
+        summary = self._templates.block("fleet.html", "summary", summary=summarise(view))
+        listing = self._templates.block("fleet.html", "deployments", deployments=ordered)
+        order = "\n".join(card.id for card in cards)
+        return (
+            _fragment("fleet-summary", summary),
+            Fragment("fleet-deployments", listing, _digest(order), covers=tuple(card.id for card in cards)),
+            *cards,
+        )
+
+    def _render_engine(self, view: EngineView, series: Series) -> tuple[Fragment, ...]:
+        context = {"view": view, "table": tabulate_drift(series)}
+        return tuple(
+            _fragment(f"engine-{name.replace('_', '-')}", self._templates.block("engine.html", name, **context), pace)
+            for name, pace in ENGINE_FRAGMENTS.items()
+        )
+
+
+class Outbox:
+    """
+    Remembers what one stream has sent, and picks what has to be sent now.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[bytes, float]] = {}
+
+    def due(self, fragments: tuple[Fragment, ...], now_seconds: float) -> list[Fragment]:
+        """
+        Fragments that differ from what was sent last, less those that were sent too short a time ago.
+
+        What is returned counts as sent. `now_seconds` is any clock that does not go back.
+        """
+        covered: set[str] = set()
+        due: list[Fragment] = []
+        for fragment in fragments:
+            if fragment.id in covered:
+                self._sent[fragment.id] = (fragment.fingerprint, now_seconds)
+                continue
+            sent = self._sent.get(fragment.id)
+            if sent is not None:
+                fingerprint, at = sent
+                if fingerprint == fragment.fingerprint or now_seconds - at < fragment.pace_seconds:
+                    continue
+            self._sent[fragment.id] = (fragment.fingerprint, now_seconds)
+            covered.update(fragment.covers)
+            due.append(fragment)
+        return due
+
+
+def _fragment(identity: str, html: str, pace_seconds: float = 0.0) -> Fragment:
+    return Fragment(identity, html, _digest(html), pace_seconds)
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=12).digest()
+
+
+def _keep(kept: OrderedDict[tuple[str, str], Kept], key: tuple[str, str], value: Kept) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > KEPT_PAGES:
+        kept.popitem(last=False)

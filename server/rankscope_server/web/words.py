@@ -1,0 +1,154 @@
+"""
+Values to what people read: numbers, ages, times, names. Unknown is said as unknown.
+"""
+
+from datetime import UTC, datetime
+
+from markupsafe import Markup
+
+from rankscope_server.domain.model import State, ToggleProgress
+
+UNKNOWN = Markup('<span class="unknown">unknown</span>')
+
+TONES = {
+    State.HEALTHY: "good",
+    State.IDLE: "quiet",
+    State.BLIND: "blind",
+    State.DRIFTING: "warning",
+    State.STALLED: "warning",
+    State.OUTPUT_WRONG: "critical",
+    State.PARTED: "critical",
+    State.RANK_LOST: "critical",
+    State.WEDGED: "critical",
+}
+"""
+Which colours a state wears; its shape is its own.
+"""
+
+ENGINE_ID_CHARACTERS = 10
+FRESH_SECONDS = 3.0
+"""
+Data younger than this is called live: exporters are polled several times a second.
+"""
+
+
+def known(value: object, unit: str = "") -> str | Markup:
+    """
+    A value with its unit, or the word unknown.
+    """
+    if value is None or value == "":
+        return UNKNOWN
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{text}\N{NO-BREAK SPACE}{unit}" if unit else text
+
+
+def signed_drift(value: float | None) -> str | Markup:
+    """
+    A drift with its sign: above zero is wrong, below zero is not.
+    """
+    if value is None:
+        return UNKNOWN
+    if value > 0:
+        return f"+{value:g}"
+    return f"\N{MINUS SIGN}{-value:g}" if value < 0 else "0"
+
+
+def rate(value: float | None) -> str | Markup:
+    """
+    Steps per second.
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def age(seconds: float | None) -> str:
+    """
+    How long ago, coarse enough to be read.
+    """
+    if seconds is None:
+        return "never"
+    if seconds < FRESH_SECONDS:
+        return "just now"
+    return f"{duration(seconds)} ago"
+
+
+def duration(seconds: float) -> str:
+    """
+    A span of time in its largest unit.
+    """
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole}\N{NO-BREAK SPACE}s"
+    if whole < 7200:
+        return f"{whole // 60}\N{NO-BREAK SPACE}min"
+    return f"{whole // 3600}\N{NO-BREAK SPACE}h"
+
+
+def is_fresh(seconds: float | None) -> bool:
+    """
+    Whether data of this age may be called live.
+    """
+    return seconds is not None and seconds < FRESH_SECONDS
+
+
+def moment(unix: float | None) -> str | Markup:
+    """
+    A time: UTC in the markup and the title; the page's script puts the reader's own time in its place.
+    """
+    if unix is None:
+        return UNKNOWN
+    at = datetime.fromtimestamp(unix, UTC)
+    shown = f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return Markup('<time datetime="{iso}" title="{shown}" data-unix="{unix:.0f}">{shown}</time>').format(
+        iso=f"{at:%Y-%m-%dT%H:%M:%SZ}", shown=shown, unix=unix
+    )
+
+
+def short_engine(engine: str) -> str:
+    """
+    An engine's id, cut to what tells engines apart at a glance.
+    """
+    return (
+        engine if len(engine) <= ENGINE_ID_CHARACTERS + 2 else f"{engine[:ENGINE_ID_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
+    )
+
+
+def tone(state: State) -> str:
+    """
+    Which colours a state wears.
+    """
+    return TONES[state]
+
+
+def slug(words: str) -> str:
+    """
+    Words as part of a class or symbol name.
+    """
+    return words.replace(" ", "-")
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """
+    A count with its noun.
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def progress_sentence(progress: ToggleProgress) -> str:
+    """
+    How far a toggle has come, in one sentence.
+    """
+    step = "at once" if progress.effective_step == 0 else f"at step {progress.effective_step}"
+    if progress.acknowledged < progress.ranks:
+        return f"Pending: {progress.acknowledged} of {progress.ranks} ranks have acted; they act {step}"
+    done = "Applied" if progress.desired else "Taken back"
+    match progress.applied_step_spread:
+        case None:
+            return f"{done} on {plural(progress.ranks, 'rank')}"
+        case 0:
+            return (
+                f"{done} {step} on every rank" if progress.effective_step else f"{done} on every rank at the same step"
+            )
+        case spread:
+            return f"{done}, but ranks acted up to {plural(spread, 'step')} apart"
