@@ -10,11 +10,10 @@ record and raises the record's phase. A rank that hangs leaves the phase that it
 """
 
 import time
-from itertools import chain
 from typing import Any
 from zlib import crc32
 
-from rankscope_exporter.contract.words import Guard, MitigationState, Phase, Role
+from rankscope_exporter.contract.words import Guard, MitigationState, Phase
 from rankscope_exporter.control import Control
 from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter, RequestRow
@@ -46,7 +45,16 @@ _SCHEDULED, _UPDATED, _WAS_DECIDED, _FINISHED = (
     int(Phase.DONE),
 )
 _APPLIED = int(MitigationState.APPLIED)
+_BROADCAST, _SKIP = int(Guard.BROADCAST), int(Guard.SKIP)  # members of an enumeration are slow to compare
+_RING, _LIVE_STEP, _OWN_TIME_STEPS = layout.RING_OFFSET, layout.LIVE_STEP, layout.OWN_TIME_STEPS
 _now = time.monotonic_ns
+
+
+def _checksum(*ids: list[str]) -> int:
+    """
+    A checksum of request ids that is the same in every process; Python's own hash of strings is not.
+    """
+    return crc32("\n".join(map("\0".join, ids)).encode())
 
 
 class Recorder:
@@ -59,8 +67,8 @@ class Recorder:
     """
 
     __slots__ = (
-        "_broadcasts", "_completed", "_completes", "_control", "_drifting", "_first_drift", "_flight",
-        "_generation", "_guard", "_hash", "_histograms", "_last_rank", "_memory", "_offset", "_own", "_own_total", "_posted", "_reads_mask",
+        "_broadcasts", "_capacity", "_completed", "_completes", "_control", "_drifting", "_expected", "_first_drift", "_flight",
+        "_generation", "_guard", "_hash", "_histograms", "_last_rank", "_live", "_members", "_memory", "_names", "_offset", "_own", "_own_total", "_posted", "_reads_mask",
         "_role", "_runner", "_skips", "_state", "_step", "_table_used", "_trimmed", "_width", "_words",
     )  # fmt: skip
 
@@ -78,6 +86,10 @@ class Recorder:
         self._flight = flight
         self._memory = flight.memory
         self._words = flight.words
+        self._live = flight.live
+        self._capacity = flight.capacity
+        self._expected = -1
+        self._members = self._names = 0
         self._control = control
         self._completes = completes
         self._last_rank = last_rank
@@ -118,59 +130,55 @@ class Recorder:
         new = scheduler_output.scheduled_new_reqs
         finished = scheduler_output.finished_req_ids
         tokens = scheduler_output.total_num_scheduled_tokens
-        # Integers hash alike in every process; strings do not (PYTHONHASHSEED), hence the checksum over ids.
-        names = crc32("\0".join(ids).encode())
-        if new or finished:
-            names = crc32("\0".join(chain([r.req_id for r in new], "/", sorted(finished))).encode(), names)
-        self._hash = (
-            hash((self._hash, names, tokens, tuple(cached.num_computed_tokens), tuple(cached.num_output_tokens)))
-            & 0xFFFFFFFFFFFFFFFF
+        # Who is in the batch is hashed when that may have changed, and every few steps; how far they are, always.
+        if new or finished or len(ids) != self._members or cached.resumed_req_ids or not step % SAMPLE_STEPS:
+            self._members = len(ids)
+            self._names = _checksum(ids, [r.req_id for r in new], sorted(finished))
+        self._hash = hash(
+            (self._hash, self._names, tokens, tuple(cached.num_computed_tokens), tuple(cached.num_output_tokens))
         )
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        offset = layout.RING_OFFSET + step % self._flight.capacity * _RECORD
+        offset = _RING + step % self._capacity * _RECORD
         memory = self._memory
         memory[offset : offset + _RECORD] = (
             _BLANK  # what a later part fails to write is then unknown, not of an older step
         )
         _BEGUN(
             memory, offset, step, self._hash, begin_ns, len(new), len(ids), len(finished), tokens,
-            sum(map(len, drafts.values())) if drafts else 0, self._generation,
+            len(scheduler_output.scheduled_spec_decode_tokens), self._generation,
         )  # fmt: skip
         memory[offset + _PHASE] = _SCHEDULED
-        self._flight.live[layout.LIVE_STEP] = step
+        self._live[_LIVE_STEP] = step
+        self._expected = self._expect(cached) if self._state == _APPLIED else -1
         self._offset = offset
-        self._own = _now() - begin_ns
+        self._own = _now() - begin_ns if not step % _OWN_TIME_STEPS else 0
 
-    def before_update(self, scheduler_output: Any) -> int | None:
+    def _expect(self, cached: Any) -> int:
         """
         Tokens that the cached requests will have after the optimistic append, to tell what the trim fix takes off.
 
-        None where that cannot be told or is not wanted: fix off, a last rank, a step that restores requests.
+        -1 where that cannot be told: on the last rank, which trims without the fix, and in a step that restores requests.
         """
-        if self._state != _APPLIED or self._last_rank:
-            return None
-        cached = scheduler_output.scheduled_cached_reqs
-        if cached.resumed_req_ids or cached.all_token_ids:
-            return None
+        if self._last_rank or cached.resumed_req_ids or cached.all_token_ids:
+            return -1
         requests = self._runner.requests
         states = [requests[r] for r in cached.req_ids]
         return int(sum([len(s.output_token_ids) + s.prev_num_draft_len for s in states]))
 
-    def update(self, scheduler_output: Any, expected: int | None) -> None:
+    def update(self, scheduler_output: Any) -> None:
         """
         `_update_states` has returned: record request-state lengths against the scheduler's.
         """
         if not self._offset:
             return
-        entered = _now()
+        entered = _now() if self._own else 0
         cached = scheduler_output.scheduled_cached_reqs
         requests = self._runner.requests
         lengths = [len(requests[r].output_token_ids) for r in cached.req_ids]
         wanted = cached.num_output_tokens
         total = sum(lengths)
         longest = max(lengths) if lengths else 0
-        if expected is not None and expected > total:
-            self._trimmed += expected - total
+        if self._expected > total:
+            self._trimmed += self._expected - total
         memory, offset = self._memory, self._offset
         if lengths == wanted:
             if self._drifting:
@@ -201,7 +209,8 @@ class Recorder:
         memory[offset + _PHASE] = _UPDATED
         if self._step % SAMPLE_STEPS == 0:
             self._sample(lengths, wanted)
-        self._own += _now() - entered
+        if entered:
+            self._own += _now() - entered
 
     def _find_drifting(
         self, scheduler_output: Any, lengths: list[int], drift: list[int]
@@ -231,18 +240,21 @@ class Recorder:
                 words[base + (min((length - 1).bit_length() + 1, last) if length > 0 else 0)] += 1
         words[2 * layout.BUCKETS] += sum(lengths)
         words[2 * layout.BUCKETS + 1] += sum(wanted)
-        self._flight.live[layout.LIVE_SAMPLES] += 1
+        self._live[layout.LIVE_SAMPLES] += 1
 
-    def enter(self, role: Role, width: int, *, guarded: bool) -> None:
+    def enter(self, role: int, width: int) -> None:
         """
-        The sampled-token collective's method is entered; `width` is 0 where this rank does not know it yet.
-
-        Where vLLM has no guard (`guarded` is false) entering is the decision.
+        The sampled-token collective's method is entered in this `Role`; `width` is 0 where this rank does not know it yet.
         """
-        self._role = int(role)
+        self._role = role
         self._width = width
-        if not guarded:
-            self.decide(skip=False)
+
+    def enter_unguarded(self, role: int, width: int) -> None:
+        """
+        As `enter`, where vLLM has no guard and always posts the collective.
+        """
+        self.enter(role, width)
+        self.decide(skip=False)
 
     def decide(self, *, skip: bool) -> None:
         """
@@ -255,14 +267,14 @@ class Recorder:
         entered = _now()
         runner = self._runner
         rows = runner.input_batch.num_reqs
-        flags = runner.discard_request_mask.np[:rows].tobytes() if self._reads_mask else b""
+        flags = bytes(memoryview(runner.discard_request_mask.np)[:rows]) if self._reads_mask else b""
         masked = flags.count(1)
         mask_hash = self._hash_masked(flags) if masked else 0
         if skip:
-            self._guard = int(Guard.SKIP)
+            self._guard = _SKIP
             self._skips += 1
         else:
-            self._guard = int(Guard.BROADCAST)
+            self._guard = _BROADCAST
             self._broadcasts += 1
             self._posted += 1
         memory, offset = self._memory, self._offset
@@ -273,7 +285,8 @@ class Recorder:
         if self._drifting or self._table_used:
             self._write_table(flags or None)
         memory[offset + _PHASE] = _WAS_DECIDED
-        self._own += _now() - entered
+        if self._own:
+            self._own += _now() - entered
 
     def _hash_masked(self, flags: bytes) -> int:
         """
@@ -318,7 +331,7 @@ class Recorder:
         """
         The collective's method has returned; `width` as this rank posted it, 0 where unknown.
         """
-        if self._guard == Guard.BROADCAST and self._completes:
+        if self._guard == _BROADCAST and self._completes:
             self._completed += 1
         if width and not self._width and self._offset:
             self._memory[self._offset + _WIDTH_OFFSET] = width & 0xFF

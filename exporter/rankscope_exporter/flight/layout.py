@@ -99,7 +99,7 @@ STEP_DTYPE = np.dtype(
         ("cached", "<u4"),  # requests that the rank already had
         ("finished", "<u4"),
         ("scheduled_tokens", "<u4"),
-        ("draft_tokens", "<u4"),
+        ("drafting", "<u4"),  # requests scheduled with draft tokens
         ("generation", "<u4"),  # control generation that this rank had acted on
         # state updated
         ("state_sum", "<u8"),  # request-state lengths of the cached requests of the batch
@@ -128,13 +128,13 @@ STEP_DTYPE = np.dtype(
         # done
         ("end_ns", "<u8"),
         ("completed_total", "<u8"),  # collectives known to have completed (only where a call returns at completion)
-        ("own_ns_total", "<u8"),
-        ("own_ns", "<u4"),  # time that our hooks took in this step
+        ("own_ns_total", "<u8"),  # time that our hooks took, in the steps in which it was measured
+        ("own_ns", "<u4"),  # the same in this step; 0 where it was not measured
         ("reserved", "u1", (11,)),
         ("phase", "u1"),
     ]
 )
-PART_BEGUN = struct.Struct("<QQQIIIIII")
+PART_BEGUN = struct.Struct("<QqQIIIIII")  # the hash comes signed; its bits are what counts
 PART_STATE = struct.Struct("<QQqQIIiIII")
 PART_DECIDED = struct.Struct("<QQQQQIIIBBBx")
 PART_DONE = struct.Struct("<QQQI")
@@ -145,6 +145,11 @@ PHASE_OFFSET = STEP_DTYPE.itemsize - 1
 
 RING_OFFSET = (TABLE_OFFSET + TABLE_BYTES + 4095) // 4096 * 4096
 RING_CAPACITY = 4096
+
+OWN_TIME_STEPS = 8
+"""
+Own time is measured in every step whose ordinal this divides: reading the clock is a good part of what it would measure.
+"""
 
 # The control word: desired (1 bit), mitigation (3 bits), generation (20 bits), effective step (40 bits).
 MAX_GENERATION = (1 << 20) - 1

@@ -86,6 +86,7 @@ class FlightFile:
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
         self.path = path
+        self._blobs: dict[int, tuple[int, Any]] = {}
         self.key = path.name.removesuffix(layout.SUFFIX)
         try:
             with path.open("r+b" if writable else "rb") as file:
@@ -148,6 +149,9 @@ class FlightFile:
     def _blob(self, offset: int, size: int) -> Any:
         for _ in range(RETRIES):
             sequence, length = layout.BLOB_HEAD.unpack_from(self._map, offset)
+            known = self._blobs.get(offset)
+            if known is not None and known[0] == sequence:
+                return known[1]
             if sequence % 2 or length > size - layout.BLOB_HEAD.size:
                 continue
             start = offset + layout.BLOB_HEAD.size
@@ -155,15 +159,17 @@ class FlightFile:
             if layout.BLOB_HEAD.unpack_from(self._map, offset) != (sequence, length):
                 continue
             try:
-                return json.loads(raw)
+                value = json.loads(raw)
             except ValueError:
                 break
+            self._blobs[offset] = (sequence, value)
+            return value
         msg = f"{self.path.name}: unreadable JSON area"
         raise FlightError(msg)
 
     def identity(self) -> dict[str, Any]:
         """
-        Who the rank is (`contract.RankIdentity` as JSON).
+        Who the rank is (`contract.RankIdentity` as JSON). Not to be changed: the same one is given until the rank writes anew.
 
         Raises:
             FlightError: the area is damaged.
@@ -173,7 +179,7 @@ class FlightFile:
 
     def hook_report(self) -> dict[str, Any]:
         """
-        Hooks and mitigations as the rank installed them.
+        Hooks and mitigations as the rank installed them. Not to be changed, as `identity`.
 
         Raises:
             FlightError: the area is damaged.
@@ -238,10 +244,9 @@ class FlightFile:
         whole = steady & (copies["step"] == expected) & (phase_before > Phase.WRITING) & (phase_before <= Phase.DONE)
         copies["phase"] = phase_before
         records: npt.NDArray[np.void] = copies[whole]
-        for phase, names in _PARTS.items():
-            unreached = records["phase"] < phase
-            for name in names:
-                records[name][unreached] = 0
+        raw = records.view(np.uint8).reshape(len(records), layout.STEP_DTYPE.itemsize)
+        for phase, begin, end in _PARTS:
+            raw[records["phase"] < phase, begin:end] = 0
         return records
 
     def requests(self) -> tuple[int, list[RequestTableRow]]:
@@ -264,23 +269,22 @@ class FlightFile:
         """
         raw = np.frombuffer(self._map, layout.HISTOGRAM_DTYPE, 1, layout.HISTOGRAM_OFFSET)[0].copy()
         return Snapshot(
-            tuple(map(int, raw["state"])),
-            tuple(map(int, raw["scheduler"])),
+            tuple(raw["state"].tolist()),
+            tuple(raw["scheduler"].tolist()),
             int(raw["state_sum"]),
             int(raw["scheduler_sum"]),
             int(self._live[layout.LIVE_SAMPLES]),
         )
 
 
-_PARTS = {
-    Phase.STATE_UPDATED: (
-        "state_sum", "scheduler_sum", "drift_sum", "trimmed_total", "state_max", "scheduler_max", "drift_max", "drifting", "mitigation", "measured",
-    ),
-    Phase.DECIDED: (
-        "decide_ns", "mask_hash", "broadcasts_total", "skips_total", "posted_total", "requests", "masked", "width", "guard", "role", "mask_known",
-    ),
-    Phase.DONE: ("end_ns", "completed_total", "own_ns_total", "own_ns"),
-}  # fmt: skip
+_PARTS = (
+    (Phase.STATE_UPDATED, layout.PART_STATE_OFFSET, layout.PART_DECIDED_OFFSET),
+    (Phase.DECIDED, layout.PART_DECIDED_OFFSET, layout.PART_DONE_OFFSET),
+    (Phase.DONE, layout.PART_DONE_OFFSET, layout.PHASE_OFFSET),
+)
+"""
+Where the part that belongs to a phase begins and ends in a record.
+"""
 
 
 def _member(kind: Any, value: int, default: Any) -> Any:

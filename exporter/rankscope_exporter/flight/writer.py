@@ -101,17 +101,6 @@ class FlightWriter:
         self._table_sequence = sequence + 2
         head.pack_into(memory, layout.TABLE_OFFSET, sequence + 2, len(rows), drifting)
 
-    def close(self, *, remove: bool = False) -> None:
-        """
-        Let go of the mapping; the file stays for readers unless `remove`.
-        """
-        self.words.release()
-        self.live.release()
-        self.memory.release()
-        self._map.close()
-        if remove:
-            self.path.unlink(missing_ok=True)
-
 
 def process_start_ticks(pid: int) -> int | None:
     """

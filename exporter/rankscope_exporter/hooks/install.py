@@ -111,25 +111,19 @@ class Installation:
     def _make_wrappers(self, recorder: Recorder, usable: set[str]) -> dict[str, Callable[..., Any]]:
         runner, note, faults = self.runner, self._note, self._injected
         execute, update, sample, broadcast, receive, guard = (point.method for point in targets.HOOK_POINTS)
-        guarded = hasattr(runner, guard)
+        # Where vLLM has no guard, coming to the collective is the decision to post it.
+        enter = recorder.enter if hasattr(runner, guard) else recorder.enter_unguarded
         made: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
             execute: lambda original: wrappers.wrap_execute_model(
                 original, faults(execute, recorder.begin), faults(execute, recorder.end), note
             ),
-            update: lambda original: wrappers.wrap_update_states(
-                original, faults(update, recorder.before_update), faults(update, recorder.update), note
-            ),
+            update: lambda original: wrappers.wrap_update_states(original, faults(update, recorder.update), note),
             sample: lambda original: wrappers.wrap_sample_tokens(original, faults(sample, recorder.end), note),
             broadcast: lambda original: wrappers.wrap_broadcast(
-                original, faults(broadcast, recorder.enter), faults(broadcast, recorder.leave), note, guarded=guarded
+                original, faults(broadcast, enter), faults(broadcast, recorder.leave), note
             ),
             receive: lambda original: wrappers.wrap_receive(
-                original,
-                faults(receive, recorder.enter),
-                faults(receive, recorder.leave),
-                runner,
-                note,
-                guarded=guarded,
+                original, faults(receive, enter), faults(receive, recorder.leave), runner, note
             ),
             guard: lambda original: wrappers.wrap_guard(original, faults(guard, recorder.decide), note),
         }
@@ -180,9 +174,6 @@ class Installation:
         if self.fix is not None:
             self.fix.set(applied=False)
         self._after_control()
-        if self.flight is not None:
-            self.flight.close()
-            self.flight = None
 
     def _after_control(self) -> None:
         if self.fix is not None:

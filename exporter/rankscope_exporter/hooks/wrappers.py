@@ -20,7 +20,7 @@ def wrap_execute_model(original: Method, begin: Method, end: Method, note: Note)
     """
 
     def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dummy_run"):
+        if kwargs and kwargs.get("dummy_run"):
             return original(scheduler_output, *args, **kwargs)
         try:
             begin(scheduler_output)
@@ -38,20 +38,15 @@ def wrap_execute_model(original: Method, begin: Method, end: Method, note: Note)
     return execute_model
 
 
-def wrap_update_states(original: Method, before_update: Method, update: Method, note: Note) -> Method:
+def wrap_update_states(original: Method, update: Method, note: Note) -> Method:
     """
     Read lengths after the call.
     """
 
     def _update_states(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        expected = None
-        try:
-            expected = before_update(scheduler_output)
-        except Exception as error:  # noqa: BLE001
-            note("_update_states", error)
         result = original(scheduler_output, *args, **kwargs)
         try:
-            update(scheduler_output, expected)
+            update(scheduler_output)
         except Exception as error:  # noqa: BLE001
             note("_update_states", error)
         return result
@@ -75,15 +70,16 @@ def wrap_sample_tokens(original: Method, end: Method, note: Note) -> Method:
     return sample_tokens
 
 
-def wrap_broadcast(original: Method, enter: Method, leave: Method, note: Note, *, guarded: bool) -> Method:
+def wrap_broadcast(original: Method, enter: Method, leave: Method, note: Note) -> Method:
     """
     Mark this rank as the sender of the step's collective; its tensor's shape is metadata on the host.
     """
     name = "_pp_broadcast_prev_sampled_token_ids"
+    sender = int(Role.SENDER)
 
     def broadcast(sampled_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            enter(Role.SENDER, int(sampled_token_ids.shape[-1]), guarded=guarded)
+            enter(sender, sampled_token_ids.shape[-1])
         except Exception as error:  # noqa: BLE001
             note(name, error)
         result = original(sampled_token_ids, *args, **kwargs)
@@ -96,21 +92,22 @@ def wrap_broadcast(original: Method, enter: Method, leave: Method, note: Note, *
     return broadcast
 
 
-def wrap_receive(original: Method, enter: Method, leave: Method, runner: Any, note: Note, *, guarded: bool) -> Method:
+def wrap_receive(original: Method, enter: Method, leave: Method, runner: Any, note: Note) -> Method:
     """
     Mark this rank as a receiver of the step's collective; how wide it is shows on what was received.
     """
     name = "_pp_receive_prev_sampled_token_ids_to_input_batch"
+    receiver = int(Role.RECEIVER)
 
     def receive(*args: Any, **kwargs: Any) -> Any:
         try:
-            enter(Role.RECEIVER, 0, guarded=guarded)
+            enter(receiver, 0)
         except Exception as error:  # noqa: BLE001
             note(name, error)
         result = original(*args, **kwargs)
         try:
             received = runner.input_batch.prev_sampled_token_ids
-            leave(0 if received is None else int(received.shape[-1]))
+            leave(0 if received is None else received.shape[-1])
         except Exception as error:  # noqa: BLE001
             note(name, error)
         return result
