@@ -1,0 +1,82 @@
+# Rankscope: every target that a person or a script needs. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LAB_VENV := $(if $(RANKSCOPE_LAB_VENV),$(RANKSCOPE_LAB_VENV),.venv-vllm)
+STAMP := $(VENV)/.rankscope-installed
+PORT ?= 8700
+HOLD ?= 180
+BENCH ?=
+PYTEST_ARGS ?=
+
+.PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift docs lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml exporter/pyproject.toml server/pyproject.toml server/requirements.lock tests/requirements.txt
+	@echo "setup: environment for server and tools in $(VENV) (about a minute the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r server/requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e exporter -e server -r tests/requirements.txt
+	@touch $@
+
+setup: $(STAMP) ## Environment for server, exporter and tools (.venv)
+
+lab-setup: setup ## Environment with a real vLLM on CPU (.venv-vllm, 3.3 GB, minutes)
+	@PYTHONPATH=lab $(BIN)/python -m rankscope_lab setup
+
+run: lab-setup ## Server and lab: two real vLLM engines, and the page that shows them
+	@$(BIN)/python -m rankscope_lab run --port $(PORT) --hold $(HOLD)
+
+demo: setup ## The same pages with simulated ranks, in seconds, without vLLM
+	@$(BIN)/python tests/support/demo.py --port $(PORT)
+
+lab: lab-setup ## The two engines, their exporters and traffic, without the server
+	@$(BIN)/python -m rankscope_lab up --hold $(HOLD)
+
+lab-down: setup ## End whatever a lab that crashed has left behind
+	@PYTHONPATH=lab $(BIN)/python -m rankscope_lab down
+
+test: lab-setup ## All tests, real vLLM and browser included; a missing tool is a failure
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
+
+test-fast: setup ## Tests that need neither vLLM nor a browser
+	@$(BIN)/python -m pytest -m "not vllm and not browser" $(PYTEST_ARGS)
+
+check: setup ## Lint, format, types, import directions
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=exporter:server $(BIN)/lint-imports --no-cache
+
+format: setup ## Format the code
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: setup ## Benchmarks, one JSON line a figure; BENCH=hotpath for one
+	@status=0; for file in tests/bench/bench_$(if $(BENCH),$(BENCH),*).py; do $(BIN)/python $$file || status=$$?; done; exit $$status
+
+e2e: lab-setup ## Baseline, canary and mid-drift on real vLLM, one JSON line a figure
+	@$(BIN)/python tests/e2e/run.py baseline canary mid-drift
+
+e2e-baseline e2e-canary e2e-mid-drift: e2e-%: lab-setup
+	@$(BIN)/python tests/e2e/run.py $*
+
+docs: setup ## Generate docs/metrics.md from the metric contract
+	@$(BIN)/rankscope-exporter metrics-doc > docs/metrics.md
+
+lock: setup ## Pin the server's dependencies anew
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-package rankscope-exporter --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" -o server/requirements.lock server/pyproject.toml
+
+clean: ## Remove environments and what runs have left
+	@rm -rf $(VENV) .venv-vllm var .mypy_cache .ruff_cache .pytest_cache .hypothesis
