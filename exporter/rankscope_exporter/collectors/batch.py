@@ -22,7 +22,7 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
             for kind in ("new", "cached", "finished"):
                 out.add(m.SCHEDULED_REQUESTS, rank, int(begun[kind]), kind=kind)
             out.add(m.SCHEDULED_TOKENS, rank, int(begun["scheduled_tokens"]))
-            out.add(m.DRAFTING, rank, int(begun["drafting"]))
+            out.add(m.SPECULATIVE, rank, int(begun["drafting"]))
         decided = rank.parts.decided
         if decided is not None and decided["guard"] != Guard.NONE:
             out.add(m.BATCH_REQUESTS, rank, int(decided["requests"]))

@@ -14,6 +14,7 @@ from rankscope_exporter import __version__
 from rankscope_exporter.collectors import batch, collectives, drift, guard, hooks, lengths, mask, mitigation, own, rank
 from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.reading import RankReading, current
+from rankscope_exporter.collectors.text import encode
 from rankscope_exporter.contract.metrics import (
     COLLECTOR_DURATION,
     COLLECTOR_SUCCESS,
@@ -217,5 +218,6 @@ def render(readings: list[RankReading], facts: NodeFacts, query: Query, accept: 
     """
     The body of a scrape and its media type, in the format that `accept` (the header) asks for.
     """
-    encode, media_type = choose_encoder(accept)
-    return encode(build_registry(readings, facts, query)), media_type
+    _, media_type = choose_encoder(accept)
+    openmetrics = media_type.startswith("application/openmetrics-text")
+    return encode(build_registry(readings, facts, query).collect(), openmetrics=openmetrics), media_type

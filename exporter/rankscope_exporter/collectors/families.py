@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import Metric
 
 from rankscope_exporter.collectors.reading import RankReading
-from rankscope_exporter.contract.metrics import RANK_LABELS, MetricSpec
+from rankscope_exporter.contract.metrics import MetricSpec
 
 
 class Families:
@@ -25,10 +25,7 @@ class Families:
         """
         Add a sample of one rank; `labels` are those besides the rank's own.
         """
-        own = rank_labels(rank)
-        if labels:
-            own.update(labels)
-        self.family(spec).add_sample(spec.name, own, value)
+        self.family(spec).add_sample(spec.name, {**rank.label_map, **labels} if labels else rank.label_map, value)
 
     def add_own(self, spec: MetricSpec, value: float, **labels: str) -> None:
         """
@@ -46,10 +43,3 @@ class Families:
             unit = spec.unit if spec.unit and name.endswith("_" + spec.unit) else ""
             family = self._families[spec.name] = Metric(name, spec.help, spec.kind, unit)
         return family
-
-
-def rank_labels(rank: RankReading) -> dict[str, str]:
-    """
-    The labels of a rank.
-    """
-    return dict(zip(RANK_LABELS, rank.labels, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import Metric
 
-from rankscope_exporter.collectors.families import Families, rank_labels
+from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import metrics as m
 from rankscope_exporter.flight.layout import BUCKET_BOUNDS
@@ -43,7 +43,7 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
 
 
 def _histogram(family: Metric, rank: RankReading, counts: Sequence[int], total: int) -> None:
-    labels = rank_labels(rank)
+    labels = rank.label_map
     below = 0
     done = 0
     for bound, index in BUCKETS:

@@ -3,6 +3,7 @@ One rank as its flight file shows it at one moment: what every collector and eve
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,15 @@ from rankscope_exporter.contract import (
     RankIdentity,
     RankLife,
 )
+from rankscope_exporter.contract.metrics import RANK_LABELS
 from rankscope_exporter.flight import FlightFile, Snapshot
 from rankscope_exporter.flight.layout import decode_control
 from rankscope_exporter.flight.reader import Control
 
-NEWEST = 8
+LOOK_BACK = (2, 64)
 """
-Records looked at first for the newest one that reached each part: usually the last one or the one before has it.
+How many of the newest records are looked at for the newest one that has each part, before the whole ring is: usually
+the last one is done, or in flight after one that is done.
 """
 
 
@@ -52,6 +55,8 @@ class RankReading:
     identity: RankIdentity
     labels: tuple[str, str, str, str]
     """Values of `engine, dp_rank, pp_rank, tp_rank`."""
+    label_map: dict[str, str]
+    """The same by name, shared by all samples of the rank: never changed."""
     life: RankLife
     created_unix: float
     step: int
@@ -132,10 +137,11 @@ def read_parts(file: FlightFile) -> Parts:
     The newest record that has each part, as the ring of `file` holds them.
     """
     step = file.step()
-    parts = newest_parts(file.records(after=max(step - NEWEST, 0)))
-    if parts.done is None and step > NEWEST:
-        parts = newest_parts(file.records())
-    return parts
+    for count in LOOK_BACK:
+        parts = newest_parts(file.records(after=max(step - count, 0)))
+        if parts.done is not None or step <= count:
+            return parts
+    return newest_parts(file.records())
 
 
 def control_report(control: Control) -> ControlReport:
@@ -154,12 +160,12 @@ def control_report(control: Control) -> ControlReport:
     )
 
 
-def mitigation_reports(reports: list[MitigationReport], control: Control) -> tuple[MitigationReport, ...]:
+def mitigation_reports(reports: tuple[MitigationReport, ...], control: Control) -> tuple[MitigationReport, ...]:
     """
     The mitigations as they stand now: the rank writes what it installed once, and the state after each action elsewhere.
     """
     if not control.acted_word:
-        return tuple(reports)
+        return reports
     acted = Mitigation(decode_control(control.acted_word)[0]).name.lower()
     return tuple(
         report.model_copy(update={"state": control.mitigation_state}) if report.mitigation == acted else report
@@ -167,8 +173,34 @@ def mitigation_reports(reports: list[MitigationReport], control: Control) -> tup
     )
 
 
+class Reports:
+    """
+    Hook and mitigation reports of one file, parsed anew only when the rank wrote new ones.
+    """
+
+    def __init__(self) -> None:
+        self._raw: dict[str, Any] | None = None
+        self._parsed: tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]] = ((), ())
+
+    def read(self, file: FlightFile) -> tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]]:
+        """
+        The reports as they stand in `file`.
+
+        Raises:
+            FlightError: the area is damaged.
+            ValueError: it is JSON, but no report.
+
+        """
+        raw = file.hook_report()
+        if raw is not self._raw:
+            hooks = tuple(HookReport.model_validate(hook) for hook in raw.get("hooks", []))
+            self._parsed = hooks, tuple(MitigationReport.model_validate(m) for m in raw.get("mitigations", []))
+            self._raw = raw
+        return self._parsed
+
+
 def read_rank(
-    file: FlightFile, identity: RankIdentity, life: RankLife, *, monotonic_ns: int, unix: float
+    file: FlightFile, identity: RankIdentity, reports: Reports, life: RankLife, *, monotonic_ns: int, unix: float
 ) -> RankReading:
     """
     Read everything about one rank, but not its table of requests.
@@ -178,21 +210,21 @@ def read_rank(
 
     """
     control = file.control()
-    report = file.hook_report()
+    hooks, mitigations = reports.read(file)
     step = file.step()
+    labels = (identity.engine, str(identity.dp_rank), str(identity.pp_rank), str(identity.tp_rank))
     return RankReading(
         key=file.key,
         identity=identity,
-        labels=(identity.engine, str(identity.dp_rank), str(identity.pp_rank), str(identity.tp_rank)),
+        labels=labels,
+        label_map=dict(zip(RANK_LABELS, labels, strict=True)),
         life=life,
         created_unix=file.created_unix,
         step=step,
         parts=read_parts(file),
         control=control_report(control),
-        hooks=tuple(HookReport.model_validate(hook) for hook in report.get("hooks", [])),
-        mitigations=mitigation_reports(
-            [MitigationReport.model_validate(m) for m in report.get("mitigations", [])], control
-        ),
+        hooks=hooks,
+        mitigations=mitigation_reports(mitigations, control),
         histograms=file.histograms(),
         faults=file.faults(),
         monotonic_ns=monotonic_ns,

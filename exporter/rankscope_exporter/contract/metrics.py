@@ -87,8 +87,8 @@ SCHEDULED_REQUESTS = MetricSpec(
 SCHEDULED_TOKENS = MetricSpec(
     "rankscope_scheduled_tokens", "gauge", "batch", "tokens", "Tokens scheduled in the last step, drafts included."
 )
-DRAFTING = MetricSpec(
-    "rankscope_drafting_requests",
+SPECULATIVE = MetricSpec(
+    "rankscope_speculative_requests",
     "gauge",
     "batch",
     "requests",

@@ -245,8 +245,8 @@ class FlightFile:
         copies["phase"] = phase_before
         records: npt.NDArray[np.void] = copies[whole]
         raw = records.view(np.uint8).reshape(len(records), layout.STEP_DTYPE.itemsize)
-        for phase, begin, end in _PARTS:
-            raw[records["phase"] < phase, begin:end] = 0
+        for index in np.flatnonzero(records["phase"] < Phase.DONE).tolist():  # at most the last one, as a rule
+            raw[index, _REACHES[Phase(records["phase"][index])] : layout.PHASE_OFFSET] = 0
         return records
 
     def requests(self) -> tuple[int, list[RequestTableRow]]:
@@ -277,13 +277,13 @@ class FlightFile:
         )
 
 
-_PARTS = (
-    (Phase.STATE_UPDATED, layout.PART_STATE_OFFSET, layout.PART_DECIDED_OFFSET),
-    (Phase.DECIDED, layout.PART_DECIDED_OFFSET, layout.PART_DONE_OFFSET),
-    (Phase.DONE, layout.PART_DONE_OFFSET, layout.PHASE_OFFSET),
-)
+_REACHES = {
+    Phase.SCHEDULED: layout.PART_STATE_OFFSET,
+    Phase.STATE_UPDATED: layout.PART_DECIDED_OFFSET,
+    Phase.DECIDED: layout.PART_DONE_OFFSET,
+}
 """
-Where the part that belongs to a phase begins and ends in a record.
+Bytes of a record that are written when it is in that phase.
 """
 
 

@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope_exporter.collectors.reading import Reports
 from rankscope_exporter.contract import RankIdentity, Unreadable
 from rankscope_exporter.flight import FlightError, FlightFile
 from rankscope_exporter.flight.layout import SUFFIX, file_bytes
@@ -20,6 +21,7 @@ class OpenFile:
 
     flight: FlightFile
     identity: RankIdentity
+    reports: Reports
     inode: tuple[int, int]
 
 
@@ -96,7 +98,7 @@ class FlightFiles:
         except BaseException:
             flight.close()
             raise
-        return OpenFile(flight, identity, inode)
+        return OpenFile(flight, identity, Reports(), inode)
 
     def close(self) -> None:
         """
