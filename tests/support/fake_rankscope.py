@@ -626,6 +626,7 @@ def main() -> None:
 
     import uvicorn
     from fastapi import FastAPI, Request, Response
+
     from rankscope_server.web import install
 
     root = Path(__file__).parents[2]

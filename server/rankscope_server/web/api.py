@@ -106,7 +106,7 @@ def create_api_router(rankscope: Rankscope) -> APIRouter:
         responses=NOT_FOUND,
         summary="What toggling the trim fix would do",
     )
-    def plan(deployment: str, engine: str, desired: bool) -> BaseModel:  # noqa: FBT001  # a query parameter
+    def plan(deployment: str, engine: str, desired: bool) -> BaseModel:  # a query parameter
         """
         The text of the confirmation; `refusal` is empty if it can be done. Does nothing.
         """

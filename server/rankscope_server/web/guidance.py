@@ -75,9 +75,10 @@ def assess_card(card: DeploymentCard) -> NextStep | None:
     """
     if not card.engines:
         return None
-    worst = max(card.engines, key=lambda engine: engine.state)
+    engines = [engine for engine in card.engines if not engine.ended] or card.engines
+    worst = max(engines, key=lambda engine: engine.state)
     page = engine_path(card.name, worst.engine)
-    ask = fix_question(card.name, worst.engine if len(card.engines) == 1 else None, desired=True)
+    ask = fix_question(card.name, worst.engine if len(engines) == 1 else None, desired=True)
     return _assess(card.state, card.fix_state, page, ask)
 
 
@@ -98,7 +99,9 @@ def _assess(state: State, fix_state: str, page: str, ask: str) -> NextStep | Non
     match state:
         case State.WEDGED:
             return NextStep(
-                "Restart this engine", f"{page}#restart", "It is wedged, and the trim fix does not revive it."
+                "How to get it back",
+                f"{page}#restart",
+                "It needs a restart: the trim fix does not revive a wedged engine.",
             )
         case State.RANK_LOST:
             return NextStep(

@@ -121,7 +121,7 @@ class LiveFragments:
             _fragment(element_id("deployment", card.name), self._templates.block("fleet.html", "deployment", card=card))
             for card in ordered
         )
-        summary = self._templates.block("fleet.html", "summary", summary=summarise(view))
+        summary = self._templates.block("fleet.html", "summary", summary=summarise(view), problems=view.problems)
         listing = self._templates.block("fleet.html", "deployments", deployments=ordered)
         order = "\n".join(card.id for card in cards)
         return (

@@ -17,6 +17,7 @@ from rankscope_server.web.links import engine_path, fix_path, fleet_path
 from rankscope_server.web.live import CHART_POINTS, CHART_WINDOW_SECONDS
 from rankscope_server.web.openapi_page import list_operations
 from rankscope_server.web.templating import Templates
+from rankscope_server.web.words import sentence
 
 AUDIT_ROWS = 200
 
@@ -33,7 +34,11 @@ def create_page_router(rankscope: Rankscope, templates: Templates, app: FastAPI)
     def fleet() -> str:
         view = rankscope.fleet()
         return templates.page(
-            "fleet.html", page=fleet_path(), deployments=order_by_need(view.deployments), summary=summarise(view)
+            "fleet.html",
+            page=fleet_path(),
+            deployments=order_by_need(view.deployments),
+            summary=summarise(view),
+            problems=view.problems,
         )
 
     @router.get("/deployments/{deployment}/engines/{engine}")
@@ -87,7 +92,7 @@ def create_page_router(rankscope: Rankscope, templates: Templates, app: FastAPI)
         if not _by_htmx(request):
             return RedirectResponse(f"{after}#fix", status.HTTP_303_SEE_OTHER)
         # The page's script closes the dialog, says the reason aloud and goes to where progress is shown.
-        event = {"rankscope:toggled": {"sentence": outcome.reason, "page": after}}
+        event = {"rankscope:toggled": {"sentence": sentence(outcome.reason), "page": after}}
         return Response(status_code=status.HTTP_204_NO_CONTENT, headers={"HX-Trigger": json.dumps(event)})
 
     @router.get("/deployments/{deployment}/engines/{engine}/fix")

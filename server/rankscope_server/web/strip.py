@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rankscope_server.domain.model import Strip, StripCell
 
-PITCH = 14
+PITCH = 16
 """
 Width of a step.
 """

@@ -25,6 +25,7 @@ FILTERS = {
     "short_engine": words.short_engine,
     "tone": words.tone,
     "slug": words.slug,
+    "sentence": words.sentence,
     "plural": words.plural,
     "progress_sentence": words.progress_sentence,
     "sparkline": draw_sparkline,

@@ -128,6 +128,18 @@ def slug(words: str) -> str:
     return words.replace(" ", "-")
 
 
+def sentence(text: str) -> str:
+    """
+    A phrase as a sentence: a capital first, a full stop last.
+    """
+    text = text.strip()
+    # A name such as pp0 keeps its case: it is written so everywhere else.
+    first_word = text.partition(" ")[0]
+    if not any(c.isdigit() or c in "/_" for c in first_word):
+        text = text[:1].upper() + text[1:]
+    return text if not text or text[-1] in ".!?" else f"{text}."
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """
     A count with its noun.
@@ -145,7 +157,7 @@ def progress_sentence(progress: ToggleProgress) -> str:
     done = "Applied" if progress.desired else "Taken back"
     match progress.applied_step_spread:
         case None:
-            return f"{done} on {plural(progress.ranks, 'rank')}"
+            return "Every rank has answered, and not all have acted: each says why"
         case 0:
             return (
                 f"{done} {step} on every rank" if progress.effective_step else f"{done} on every rank at the same step"

@@ -3,6 +3,7 @@
   const TRACES = 6;
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
   const WINDOW_SECONDS = 900;
+  const PLOT_HEIGHT = 226; // As --plot-height says; the legend comes below it.
 
   const colour = (name) => {
     // A token may be light-dark(...): only a computed colour says what it is now.
@@ -31,7 +32,10 @@
     let data = [[]];
     let zoomed = false;
 
-    const size = () => ({ width: holder.clientWidth, height: holder.clientHeight - 34 });
+    const clock = (at, step) =>
+      new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined });
+    const last = (column) => column[column.length - 1];
+    const size = () => ({ width: holder.clientWidth, height: PLOT_HEIGHT });
     const axis = (more) => ({
       stroke: () => palette["--muted"],
       grid: { stroke: () => palette["--rule"], width: 1 },
@@ -44,11 +48,12 @@
       holder.replaceChildren();
       plot = new uPlot({
         ...size(),
+        padding: [8, 28, 0, 0],
         cursor: { drag: { x: true, y: false } },
         scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(8, (high ?? 0) * 1.08)] } },
-        axes: [axis({ space: 70 }), axis({ size: 44, space: 34 })],
+        axes: [axis({ space: 70, values: (_, marks, __, ___, step) => marks.map((at) => clock(at, step)) }), axis({ size: 44, space: 34 })],
         series: [
-          { value: (_, at) => (at == null ? "–" : new Date(at * 1000).toLocaleTimeString()) },
+          { label: "Time", value: (self, at) => clock(at ?? last(self.data[0]), 1) },
           ...labels.map((label, index) => ({
             label,
             stroke: () => palette[`--trace-${(index % TRACES) + 1}`],
@@ -56,7 +61,11 @@
             dash: DASHES[index % DASHES.length],
             points: { show: false },
             spanGaps: false,
-            value: (_, value) => (value == null ? "–" : String(value)),
+            // Away from the pointer the legend tells the newest values.
+            value: (self, value, trace) => {
+              const shown = self.cursor.idx == null ? last(self.data[trace]) : value;
+              return shown == null ? "unknown" : String(shown);
+            },
           })),
         ],
         hooks: {
