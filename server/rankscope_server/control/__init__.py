@@ -1,0 +1,3 @@
+"""
+The server at work: judging, keeping, and turning the trim fix on and off.
+"""

@@ -1,0 +1,3 @@
+"""
+Asking exporters, and holding what they said.
+"""
