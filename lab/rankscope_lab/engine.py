@@ -2,6 +2,7 @@
 One vLLM API server with two pipeline ranks on this machine's CPU, ended for certain.
 """
 
+import http.client
 import json
 import os
 import tempfile
@@ -12,14 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import httpx2
-
 from rankscope_lab.checkpoint import Checkpoints
 from rankscope_lab.processes import Child, free_port
 
 SERVED_MODEL = "counting"
 PIPELINE_RANKS = 2
-POLL_SECONDS = 0.25
+POLL_SECONDS, TELL_SECONDS, HEALTH_SECONDS = 0.25, 5.0, 2.0
+START_SECONDS = 240.0
+"""
+How long a start may take. On a quiet machine it takes 15 to 30 seconds; most of it is importing, three times over.
+"""
 
 Progress = Callable[[str], None]
 """
@@ -129,7 +132,7 @@ class Engine:
         """
         self.child.start()
 
-    def wait_ready(self, timeout: float = 180.0, progress: Progress | None = None) -> float:
+    def wait_ready(self, timeout: float = START_SECONDS, progress: Progress | None = None) -> float:
         """
         Wait until it serves; returns the seconds that this took.
 
@@ -137,30 +140,45 @@ class Engine:
             EngineError: it ended instead, or took longer than `timeout` seconds.
 
         """
-        began = time.monotonic()
-        told = began
+        began = told = time.monotonic()
         while not self.healthy():
             waited = time.monotonic() - began
-            if (status := self.child.exit_status()) is not None:
-                msg = f"{self.options.name}: vLLM ended with status {status} while starting; the end of {self.child.log}:\n{self.child.log_tail()}"
-                raise EngineError(msg)
-            if waited > timeout:
-                msg = f"{self.options.name}: not ready after {timeout:.0f} s; the end of {self.child.log}:\n{self.child.log_tail()}"
-                raise EngineError(msg)
-            if progress and time.monotonic() - told >= 4:
+            self.check_starting(waited, timeout)
+            if progress and time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
                 progress(f"{self.options.name}: starting ({waited:.0f} s)")
             time.sleep(POLL_SECONDS)
         return time.monotonic() - began
 
+    def check_starting(self, waited: float, timeout: float) -> None:
+        """
+        Do nothing as long as there is hope that it will be ready.
+
+        Raises:
+            EngineError: it has ended, or `waited` is more than `timeout`.
+
+        """
+        status = self.child.exit_status()
+        if status is None and waited <= timeout:
+            return
+        what = (
+            f"not ready after {timeout:.0f} s" if status is None else f"vLLM ended with status {status} while starting"
+        )
+        msg = f"{self.options.name}: {what}; the end of {self.child.log}:\n{self.child.log_tail()}"
+        raise EngineError(msg)
+
     def healthy(self) -> bool:
         """
         Whether `/health` answers 200. A wedged engine says yes.
         """
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HEALTH_SECONDS)
         try:
-            return httpx2.get(f"{self.url}/health", timeout=2.0).status_code == 200
-        except httpx2.HTTPError:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
             return False
+        finally:
+            connection.close()
 
     def pids(self) -> list[int]:
         """

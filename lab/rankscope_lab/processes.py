@@ -69,6 +69,24 @@ def sweep(value: str | None = None) -> int:
     return len(killed)
 
 
+def started(pid: int) -> int | None:
+    """
+    When a process started, in clock ticks since boot; None if there is no such process, or only its zombie.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else int(fields[19])
+
+
+def alive(pid: int, start: int) -> bool:
+    """
+    Whether the process that had this id and started then is still there.
+    """
+    return started(pid) == start
+
+
 def free_port() -> int:
     """
     A loopback port that is free now.

@@ -68,10 +68,9 @@ def register() -> None:
     if os.environ.get("RANKSCOPE_LAB") != "1":
         return
     knobs = Knobs.read(os.environ)
+    import vllm
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker import gpu_model_runner
-
-    import vllm
 
     if getattr(gpu_model_runner, _MARK, False):
         return
