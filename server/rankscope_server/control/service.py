@@ -372,7 +372,10 @@ class Service:
             )
         self._hurry(deployment)
         self.board.bump()
-        reason = f"Sent to {joined(plan.ranks)}: {plan.timing}"
+        when = "act at the same step of their engine"
+        if len(concerned) == 1:
+            when = f"act at step {steps[0]}" if steps[0] else "act at their next step"
+        reason = f"Sent to {joined(plan.ranks)}: all {when}."
         if unsent:
             reason = f"{len(unsent)} of the exporters did not take it ({unsent[0]}); it is sent again each second."
         return ToggleOutcome(

@@ -95,9 +95,15 @@ class EngineMemory:
     @property
     def all_findings(self) -> tuple[Finding, ...]:
         """Open ones first, the worst first; then the closed ones."""
-        order = list(FindingKind)
-        worst = sorted(self.findings.values(), key=lambda f: (_RANKING[f.kind], order.index(f.kind), f.since_unix))
+        shown = (self._with_last_step(key, finding) for key, finding in self.findings.items())
+        worst = sorted(shown, key=lambda finding: (_RANKING[finding.kind], finding.since_unix))
         return (*worst, *self.closed)
+
+    def _with_last_step(self, key: tuple[FindingKind, int], finding: Finding) -> Finding:
+        last = self.last_differing.get(key, 0)
+        if finding.step is None or last <= finding.step:
+            return finding
+        return dataclasses.replace(finding, sentence=f"{finding.sentence} (again since, last at step {last})")
 
     def has(self, *kinds: FindingKind) -> bool:
         """

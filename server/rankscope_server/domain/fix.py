@@ -82,8 +82,11 @@ def rank_outcome(rank: RankFacts, generation: int, command: ControlReport) -> st
     if control.requested_generation < generation and control.observed_generation < generation:
         return "not sent yet"
     if control.observed_generation < generation or control.outcome in (ControlOutcome.NONE, ControlOutcome.PENDING):
-        ahead = command.effective_step > rank.history.last
-        return f"pending, acts at step {command.effective_step}" if ahead else "pending, acts at its next step"
+        return (
+            f"pending, acts at step {command.effective_step}"
+            if command.effective_step
+            else "pending, acts at its next step"
+        )
     if control.outcome is ControlOutcome.APPLIED:
         return f"{verb} at step {control.acted_step}"
     if control.outcome is ControlOutcome.APPLIED_LATE:

@@ -2,6 +2,8 @@
 The one word and the one sentence for an engine.
 """
 
+import re
+
 from rankscope_exporter.contract import MitigationState
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.drift import latest_drift
@@ -71,7 +73,7 @@ def engine_headline(engine: EngineFacts, memory: EngineMemory, now: Moment) -> s
             guard = next((f for f in current if f.kind is FindingKind.GUARD_DISAGREEMENT), None)
             tail = f": {guard.sentence}" if guard else f" at step {worst.step}: {worst.sentence}"
             return f"Wedged{tail}"
-        return worst.sentence[:1].upper() + worst.sentence[1:]
+        return sentence_case(worst.sentence)
     labels = joined(rank.label for rank in engine.ranks)
     if engine.ended:
         return (
@@ -91,7 +93,14 @@ def engine_headline(engine: EngineFacts, memory: EngineMemory, now: Moment) -> s
     if engine.idle:
         quiet = min(rank.quiet_seconds for rank in engine.ranks) + (engine.data_age_seconds(now) or 0.0)
         return f"Idle for {seconds(quiet)}; {agree}"
-    return agree[:1].upper() + agree[1:]
+    return sentence_case(agree)
+
+
+def sentence_case(text: str) -> str:
+    """
+    The text with a capital in front, unless it begins with the name of a rank.
+    """
+    return text if re.match(r"[dpt]p\d", text) else text[:1].upper() + text[1:]
 
 
 def drift_by_rank(engine: EngineFacts) -> tuple[tuple[str, int | None], ...]:

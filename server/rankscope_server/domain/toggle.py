@@ -101,7 +101,7 @@ def refuse_delivery(engine: EngineFacts, memory: EngineMemory, now: Moment) -> s
     if engine.missing:
         return f"{engine.missing} of its ranks are not seen: name the exporters of all its nodes in the deployment"
     if memory.has(FindingKind.WEDGED):
-        return "the engine is wedged: no rank takes another step, so none would act; restart vLLM, and the fix is turned on as it comes up"
+        return "the engine is wedged: no rank takes another step, so none would act; restart vLLM, then turn it on"
     if memory.has(FindingKind.STALLED):
         return "no rank takes a step at present, so none would act; see the finding first"
     lifeless = [rank for rank in engine.ranks if rank.report.life is not RankLife.RUNNING]
