@@ -219,5 +219,7 @@ def render(readings: list[RankReading], facts: NodeFacts, query: Query, accept: 
     The body of a scrape and its media type, in the format that `accept` (the header) asks for.
     """
     _, media_type = choose_encoder(accept)
+    # Our names are plain in every escaping but this one, which would double their underscores.
+    media_type = media_type.replace("escaping=dots", "escaping=underscores")
     openmetrics = media_type.startswith("application/openmetrics-text")
     return encode(build_registry(readings, facts, query).collect(), openmetrics=openmetrics), media_type

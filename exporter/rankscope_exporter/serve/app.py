@@ -248,5 +248,5 @@ _LINKS = (
 )
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>rankscope-exporter</title></head>
-<body><h1>rankscope-exporter {version}</h1><p>{count} ranks in <code>{directory}</code></p><ul>{links}</ul></body></html>
+<body><h1>rankscope-exporter {version}</h1><p>Ranks in <code>{directory}</code>: {count}</p><ul>{links}</ul></body></html>
 """
