@@ -68,7 +68,7 @@ def write(directory: Path, layers: int) -> None:
     Write one checkpoint with its tokenizer. It appears whole or not at all.
     """
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file  # type: ignore[import-not-found]  # only in the lab's environment
 
     draft = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
@@ -132,8 +132,8 @@ def _weights(torch: Any, layers: int) -> dict[str, Any]:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers  # type: ignore[import-not-found]
+    from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
 
     special = {"<unk>": 0, "<s>": 1, "</s>": 2}
     words = {f"t{token}": token for token in range(len(special), VOCABULARY)}

@@ -19,7 +19,7 @@ from rankscope_lab.processes import Child, free_port
 SERVED_MODEL = "counting"
 PIPELINE_RANKS = 2
 POLL_SECONDS, TELL_SECONDS, HEALTH_SECONDS = 0.25, 5.0, 2.0
-START_SECONDS = 240.0
+START_SECONDS = 300.0
 """
 How long a start may take. On a quiet machine it takes 15 to 30 seconds; most of it is importing, three times over.
 """

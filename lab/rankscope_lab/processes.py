@@ -21,6 +21,10 @@ MARK = "RANKSCOPE_LAB_RUN"
 Environment variable that every process of the lab carries; its value names the child that it belongs to.
 """
 SWEEP_SECONDS = 10.0
+LOG_COLUMNS = 240
+"""
+vLLM prints its whole configuration in one line: what is quoted of a log is cut here.
+"""
 
 
 def marked(value: str | None = None) -> list[int]:
@@ -163,6 +167,7 @@ class Child:
         The last lines of its log.
         """
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            text = self.log.read_text(errors="replace")
         except FileNotFoundError:
             return "(no log)"
+        return "\n".join(line[:LOG_COLUMNS] for line in text.splitlines()[-lines:])
