@@ -43,7 +43,7 @@ def lab_checkpoints(lab_python: Path) -> Any:
 def start_lab_engine(
     lab_python: Path, lab_checkpoints: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-    """For fixtures of a module: `with start_lab_engine(slots=8, ...) as engine` gives an engine that is ready, and ends it."""
+    """A context manager for fixtures of a module: takes the fields of `EngineOptions`, gives an engine that is ready, ends it."""
     from rankscope_lab import engine
 
     @contextlib.contextmanager
