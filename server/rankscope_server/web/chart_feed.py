@@ -34,8 +34,13 @@ class ChartFeed:
 
         The newest point may still grow: it comes again, with the same time, when it has changed.
         """
-        if self._labels != series.labels or self._last is None:
-            self._labels = list(series.labels)
+        if self._labels != series.labels:
+            self._labels, self._last = list(series.labels), None
+            self._remember(series)
+            return ChartEvent("series", series)
+        if self._last is None:
+            if not series.times_unix:
+                return None
             self._remember(series)
             return ChartEvent("series", series)
         last_time, last_values = self._last

@@ -57,7 +57,8 @@ def install_error_handlers(app: FastAPI, templates: Templates) -> None:
         return answer(request, 422, describe_invalid(cast("RequestValidationError", error)))
 
     def on_crash(request: Request, error: Exception) -> Response:
-        log.error("web.request_failed", path=request.url.path, exc_info=error)
+        # The error goes on to the HTTP server, which logs the trace.
+        log.error("web.request_failed", path=request.url.path, error=repr(error))
         return answer(request, 500, "Something went wrong in the server.")
 
     app.add_exception_handler(HTTPException, on_http_error)

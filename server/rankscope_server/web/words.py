@@ -133,9 +133,9 @@ def sentence(text: str) -> str:
     A phrase as a sentence: a capital first, a full stop last.
     """
     text = text.strip()
-    # A name such as pp0 keeps its case: it is written so everywhere else.
-    first_word = text.partition(" ")[0]
-    if not any(c.isdigit() or c in "/_" for c in first_word):
+    first_word = text.partition(" ")[0].rstrip(",:;")
+    # Names keep their case, as they are written everywhere else: pp0, vLLM, http://node.
+    if first_word.isalpha() and first_word.islower():
         text = text[:1].upper() + text[1:]
     return text if not text or text[-1] in ".!?" else f"{text}."
 
