@@ -228,7 +228,8 @@ def _pip(environment: Environment, arguments: Sequence[str], what: str, progress
 
 def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
     assert process.stdout is not None
-    lines.extend(line.rstrip() for line in process.stdout if line.strip())
+    with process.stdout:
+        lines.extend(line.rstrip() for line in process.stdout if line.strip())
 
 
 def _shortened(line: str) -> str:
