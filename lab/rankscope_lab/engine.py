@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ from rankscope_lab.processes import Child, free_port
 SERVED_MODEL = "counting"
 PIPELINE_RANKS = 2
 POLL_SECONDS, TELL_SECONDS, HEALTH_SECONDS = 0.25, 5.0, 2.0
+NICENESS = 5
+"""
+Ranks that compute, or that spin in a wedge, leave room for those who watch them.
+"""
 START_SECONDS = 300.0
 """
 How long a start may take. On a quiet machine it takes 15 to 30 seconds; most of it is importing, three times over.
@@ -121,15 +126,20 @@ class Engine:
         self.options = options
         self.port = options.port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        scratch = Path(tempfile.mkdtemp(prefix="rankscope-lab-"))
+        self._scratch = Path(tempfile.gettempdir()) / f"rankscope-lab-{uuid.uuid4().hex[:12]}"
         self.child = Child(
-            command(options, self.port), environment(options, os.environ, scratch), log, remove=[scratch]
+            command(options, self.port),
+            environment(options, os.environ, self._scratch),
+            log,
+            niceness=NICENESS,
+            remove=[self._scratch],
         )
 
     def start(self) -> None:
         """
         Start it; `wait_ready` says when it serves.
         """
+        self._scratch.mkdir(mode=0o700)
         self.child.start()
 
     def wait_ready(self, timeout: float = START_SECONDS, progress: Progress | None = None) -> float:

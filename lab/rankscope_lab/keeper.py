@@ -134,18 +134,20 @@ class Keeper:
 
 def main() -> int:
     """
-    `python keeper.py [--grace SECONDS] [--remove DIRECTORY] -- COMMAND...`.
+    `python keeper.py [--grace SECONDS] [--nice N] [--remove DIRECTORY] -- COMMAND...`.
     """
     parser = argparse.ArgumentParser(
         description="Run a command, and end it with its whole tree once standard input closes."
     )
     parser.add_argument("--grace", type=float, default=5.0, help="seconds between SIGTERM and SIGKILL (default: 5)")
+    parser.add_argument("--nice", type=int, default=0, help="niceness of the command (default: 0)")
     parser.add_argument("--remove", action="append", default=[], help="directory to remove at the end")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         print(f"cannot become a subreaper: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 1
+    os.nice(options.nice)
     try:
         return Keeper(options.command, options.grace).run()
     finally:

@@ -111,6 +111,8 @@ class Child:
     environment: Mapping[str, str]
     log: Path
     grace_seconds: float = 5.0
+    niceness: int = 0
+    """How far it steps back behind others who want a processor (0 to 19)."""
     remove: Sequence[Path] = ()
     """Directories that go when the command ends."""
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -121,7 +123,16 @@ class Child:
         Start it; standard output and error go to the log file.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = [sys.executable, "-S", "-E", keeper.__file__, "--grace", str(self.grace_seconds)]
+        arguments = [
+            sys.executable,
+            "-S",
+            "-E",
+            keeper.__file__,
+            "--grace",
+            str(self.grace_seconds),
+            "--nice",
+            str(self.niceness),
+        ]
         for directory in self.remove:
             arguments += ["--remove", str(directory)]
         with self.log.open("ab") as log:

@@ -151,7 +151,7 @@ def test_the_story_holds_with_anchors_and_then_goes_on_without() -> None:
     """Anchors run while the guard is held, and never afterwards; the story has no end of its own."""
     hold, thin = story(30, seed=0, slots=16).phases
     assert hold.seconds == 30
-    assert [stream.running for stream in hold.streams if stream.anchor] == [2]
+    assert [stream.running for stream in hold.streams if stream.anchor] == [4]
     assert not any(stream.anchor for stream in thin.streams)
     assert thin.seconds == float("inf")
     assert requests_of(hold.streams[0], 0).next().prompt[0] == ANCHOR
