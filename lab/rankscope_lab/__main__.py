@@ -17,6 +17,7 @@ from rankscope_lab import checkpoint, environment, processes, state, supervisor
 
 EPILOG = """\
   setup     about 2 minutes and 4 GB the first time, a moment afterwards
+  run       the dashboard, and all that `up` starts
   up        both engines, their exporters and traffic, until Ctrl-C; leaves no process behind
   status    what runs, and how its requests fare
   down      end a running lab, or clean up after one that was killed
@@ -78,12 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("setup", parents=[where], help="make the lab's environment and checkpoints")
-    up = commands.add_parser(
-        "up",
-        parents=[where],
-        help="start both deployments and traffic",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    up = argparse.ArgumentParser(add_help=False)
     up.add_argument(
         "--hold",
         type=_positive,
@@ -109,6 +105,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="start this deployment with the trim fix on (repeatable)",
     )
     up.add_argument("--end-after", type=_positive, metavar="S", help="end after so many seconds of traffic")
+    defaults = argparse.ArgumentDefaultsHelpFormatter
+    commands.add_parser("up", parents=[where, up], help="start both deployments and traffic", formatter_class=defaults)
+    run = commands.add_parser(
+        "run", parents=[where, up], help="`up`, and the dashboard beside it", formatter_class=defaults
+    )
+    run.add_argument("--port", type=int, default=8700, help="where the dashboard listens")
+    run.add_argument("--open", action="store_true", help="open the dashboard in a browser")
     commands.add_parser("status", parents=[where], help="what runs, and how its requests fare")
     down = commands.add_parser("down", parents=[where], help="end a running lab, or clean up after one that was killed")
     down.add_argument("--all", action="store_true", help="also what tests and labs in other directories started")
@@ -175,6 +178,8 @@ def _up(options: argparse.Namespace) -> int:
             traffic=not options.no_traffic,
             fixed=tuple(options.fix),
             end_after=options.end_after,
+            server_port=getattr(options, "port", None),
+            open_browser=getattr(options, "open", False),
         ),
         _prepare(options),
         say,
@@ -192,6 +197,8 @@ def _status(options: argparse.Namespace) -> int:
         )
         return 3
     print(f"a lab runs (process {found.pid}), phase: {found.phase}")
+    if found.server_url:
+        print(f"dashboard: {found.server_url}")
     for deployment in found.deployments:
         print(
             f"{deployment.name}: {deployment.state}; {deployment.requests} requests answered or given up, {deployment.completed} completed, "

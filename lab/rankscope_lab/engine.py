@@ -20,6 +20,7 @@ from rankscope_lab.processes import Child, free_port
 SERVED_MODEL = "counting"
 PIPELINE_RANKS = 2
 POLL_SECONDS, TELL_SECONDS, HEALTH_SECONDS = 0.25, 5.0, 2.0
+GENERATED_TOKENS = "vllm:generation_tokens_total{"
 NICENESS = 5
 """
 Ranks that compute, or that spin in a wedge, leave room for those who watch them.
@@ -181,12 +182,27 @@ class Engine:
         """
         Whether `/health` answers 200. A wedged engine says yes.
         """
+        return self._get("/health") is not None
+
+    def generated_tokens(self) -> float | None:
+        """
+        Tokens that it has generated since its start, as its own metrics say; None if they cannot be had.
+        """
+        for line in (self._get("/metrics") or "").splitlines():
+            if line.startswith(GENERATED_TOKENS):
+                return float(line.rpartition(" ")[2])
+        return None
+
+    def _get(self, path: str) -> str | None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HEALTH_SECONDS)
         try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read().decode(errors="replace")
         except (OSError, http.client.HTTPException):
-            return False
+            return None
+        else:
+            return body if response.status == http.HTTPStatus.OK else None
         finally:
             connection.close()
 

@@ -44,6 +44,14 @@ class LabState:
     """When that process started, in clock ticks since boot: a pid alone may be somebody else's by now."""
     phase: str
     deployments: list[DeploymentState]
+    server_url: str | None = None
+    server_run_ids: tuple[str, ...] = ()
+
+    def run_ids(self) -> list[str]:
+        """
+        Marks of all its processes.
+        """
+        return [*self.server_run_ids, *(run_id for deployment in self.deployments for run_id in deployment.run_ids)]
 
     def running(self) -> bool:
         """

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ ROLES = ("baseline", "canary")
 """
 The deployments; each is named after its role.
 """
-SILENCE_SECONDS = 6.0
+SERVING, WEDGED = "serving", "wedged"
+SILENCE_SECONDS = 4.0
 """
-An engine with requests in flight that answers none for so long is called wedged here. Rankscope itself knows sooner.
+An engine with requests in flight that makes no token for so long is called wedged here. Rankscope itself knows sooner.
 """
+EXPORTER_SECONDS, SERVER_SECONDS = 30.0, 90.0
 WATCH_SECONDS = 1.0
 REPORT_SECONDS = 30.0
 FIRST_RANK, LAST_RANK = 0, 1
@@ -59,6 +62,9 @@ class LabOptions:
     traffic: bool = True
     fixed: tuple[str, ...] = ()
     """Names of deployments that start with the trim fix on."""
+    server_port: int | None = None
+    """Where the dashboard listens; None: no dashboard."""
+    open_browser: bool = False
     end_after: float | None = None
     """Seconds of traffic after which the lab ends by itself; None: it goes on until it is told."""
 
@@ -147,6 +153,7 @@ class Supervisor:
             self._deployment(name, checkpoints, cpus_for(place, available), port)
             for place, (name, port) in enumerate(zip(ROLES, options.exporter_ports, strict=True))
         ]
+        self._server = self._dashboard(options.server_port) if options.server_port else None
 
     async def run(self) -> None:
         """
@@ -159,6 +166,7 @@ class Supervisor:
         self._write_files()
         try:
             self._start()
+            await self._until_dashboard()
             await asyncio.gather(*(self._until_ready(deployment) for deployment in self._deployments))
             await self._serve()
         except EngineError as error:
@@ -203,6 +211,25 @@ class Supervisor:
             exporter = Child(command, dict(os.environ), options.directory / f"{name}-exporter.log")
         return Deployment(name, engine, exporter, port, flight_dir)
 
+    def _dashboard(self, port: int) -> Child:
+        options = self._options
+        command = [
+            *(sys.executable, "-m", "rankscope_server", "serve", "--config", str(options.directory / "targets.yaml")),
+            *("--port", str(port), "--data-dir", str(options.directory / "server")),
+            *(["--open"] if options.open_browser else []),
+        ]
+        return Child(command, dict(os.environ), options.directory / "server.log")
+
+    async def _until_dashboard(self) -> None:
+        if self._server is None:
+            return
+        port = self._options.server_port
+        assert port is not None
+        if not await asyncio.to_thread(_answers, port, SERVER_SECONDS, self._server):
+            msg = f"the dashboard does not answer on port {port}; is it taken? --port names another\n{self._server.log_tail()}"
+            raise LabError(msg)
+        self._say(f"dashboard: http://127.0.0.1:{port}")
+
     def _write_files(self) -> None:
         options = self._options
         options.directory.mkdir(parents=True, exist_ok=True)
@@ -215,6 +242,8 @@ class Supervisor:
             shutil.rmtree(deployment.flight_dir, ignore_errors=True)
             deployment.flight_dir.mkdir(mode=0o700)
             deployment.engine.child.log.unlink(missing_ok=True)
+        # A story begins at its beginning: what an earlier run was told to do must not turn the fix on in this one.
+        shutil.rmtree(options.directory / "server", ignore_errors=True)
         pairs = [(deployment.name, deployment.exporter_url) for deployment in self._deployments]
         (options.directory / "targets.yaml").write_text(targets(pairs, self._token_file))
         self._save()
@@ -222,12 +251,22 @@ class Supervisor:
     def _save(self) -> None:
         mine = started(os.getpid())
         assert mine is not None
+        port = self._options.server_port
         state.write(
             self._options.directory,
-            state.LabState(os.getpid(), mine, self._phase, [deployment.state() for deployment in self._deployments]),
+            state.LabState(
+                pid=os.getpid(),
+                started=mine,
+                phase=self._phase,
+                deployments=[deployment.state() for deployment in self._deployments],
+                server_url=f"http://127.0.0.1:{port}" if port else None,
+                server_run_ids=(self._server.run_id,) if self._server else (),
+            ),
         )
 
     def _start(self) -> None:
+        if self._server:
+            self._server.start()
         for deployment in self._deployments:
             if deployment.exporter:
                 deployment.exporter.start()
@@ -243,7 +282,9 @@ class Supervisor:
                 told = time.monotonic()
                 self._say(f"{deployment.name}: starting ({waited:.0f} s)")
             await asyncio.sleep(POLL_SECONDS)
-        if deployment.exporter and not await asyncio.to_thread(_answers, deployment.exporter_port):
+        if deployment.exporter and not await asyncio.to_thread(
+            _answers, deployment.exporter_port, EXPORTER_SECONDS, deployment.exporter
+        ):
             msg = f"{deployment.name}: its exporter does not answer at {deployment.exporter_url}\n{deployment.exporter.log_tail()}"
             raise LabError(msg)
         deployment.words = "ready"
@@ -305,34 +346,40 @@ class Supervisor:
         """
         Tell when the engine falls silent, answers again, or ends.
         """
-        answered, since, told = 0, time.monotonic(), time.monotonic()
-        while True:
+        progress: tuple[int, float | None] = (0, None)
+        since = told = time.monotonic()
+        while (status := deployment.engine.child.exit_status()) is None:
             await asyncio.sleep(WATCH_SECONDS)
-            now = time.monotonic()
-            if (status := deployment.engine.child.exit_status()) is not None:
-                deployment.words = "ended"
-                self._say(f"{deployment.name}: vLLM ended with status {status}; see {deployment.engine.child.log}")
-                return
             if deployment.traffic is None:
                 continue
-            total = deployment.traffic.result.total
-            if total.completed > answered or not deployment.traffic.in_flight:
-                if deployment.words == "wedged":
+            now, total = time.monotonic(), deployment.traffic.result.total
+            seen: tuple[int, float | None] = (total.completed, progress[1])
+            if seen == progress and now - since > SILENCE_SECONDS and deployment.traffic.in_flight:
+                # Long answers take a while: an engine is silent only if it makes no tokens either.
+                seen = (total.completed, await asyncio.to_thread(deployment.engine.generated_tokens))
+            if seen != progress or not deployment.traffic.in_flight:
+                if deployment.words == WEDGED:
                     self._say(f"{deployment.name}: answers again")
-                deployment.words = "serving"
-                answered, since = total.completed, now
-            elif now - since > SILENCE_SECONDS and deployment.words != "wedged":
-                deployment.words = "wedged"
-                health = 200 if await asyncio.to_thread(deployment.engine.healthy) else "not 200"
-                self._say(
-                    f"{deployment.name}: wedged. No answer for {now - since:.0f} s with {deployment.traffic.in_flight} requests in flight; "
-                    f"/health says {health}. Its trim fix was not on in time"
-                )
-            if now - told > REPORT_SECONDS and deployment.words == "serving":
+                deployment.words = SERVING
+                progress, since = seen, now
+            elif now - since > SILENCE_SECONDS and deployment.words != WEDGED:
+                deployment.words = WEDGED
+                await self._tell_wedge(deployment, now - since)
+            if now - told > REPORT_SECONDS and deployment.words == SERVING:
                 told = now
                 self._say(
                     f"{deployment.name}: {total.completed} requests completed, {total.tokens} tokens, {total.wrong_tokens} of them wrong"
                 )
+        deployment.words = "ended"
+        self._say(f"{deployment.name}: vLLM ended with status {status}; see {deployment.engine.child.log}")
+
+    async def _tell_wedge(self, deployment: Deployment, silent: float) -> None:
+        health = "200" if await asyncio.to_thread(deployment.engine.healthy) else "not 200"
+        in_flight = deployment.traffic.in_flight if deployment.traffic else 0
+        self._say(
+            f"{deployment.name}: wedged. No answer and no token for {silent:.0f} s with {in_flight} requests in flight, and /health says {health}. "
+            "Its trim fix was not on in time"
+        )
 
     async def _keep_state(self) -> None:
         while True:
@@ -345,12 +392,10 @@ class Supervisor:
         """
         self._say("ending both deployments")
         children = [
-            child
-            for deployment in self._deployments
-            for child in (deployment.exporter, deployment.engine.child)
-            if child
+            self._server,
+            *(child for each in self._deployments for child in (each.exporter, each.engine.child)),
         ]
-        ending = asyncio.gather(*(asyncio.to_thread(child.stop) for child in children), return_exceptions=True)
+        ending = asyncio.gather(*(asyncio.to_thread(child.stop) for child in children if child), return_exceptions=True)
         while not ending.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(ending)
@@ -366,12 +411,12 @@ class Supervisor:
             self._say("ended; no process is left")
 
 
-def _answers(port: int, seconds: float = 20.0) -> bool:
+def _answers(port: int, seconds: float, child: Child) -> bool:
     """
-    Whether something answers HTTP at this loopback port, within so many seconds.
+    Whether `child` answers HTTP at this loopback port, within so many seconds and before it ends.
     """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and child.exit_status() is None:
         connection = HTTPConnection("127.0.0.1", port, timeout=2)
         with contextlib.suppress(OSError, HTTPException):
             connection.request("GET", "/healthz")
@@ -422,7 +467,7 @@ def clean(found: state.LabState, flight_root: Path) -> int:
     """
     Kill what a lab that is gone left behind and remove its flight directories; returns how many processes that were.
     """
-    killed = sum(sweep(run_id) for deployment in found.deployments for run_id in deployment.run_ids)
+    killed = sum(sweep(run_id) for run_id in found.run_ids())
     for deployment in found.deployments:
         shutil.rmtree(deployment.flight_dir, ignore_errors=True)
     with contextlib.suppress(OSError):
