@@ -73,13 +73,23 @@ def test_same_name_twice_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     assert "the same name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [["--rate", "0"], ["--hold", "-1"], ["--hold", "inf"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--rate", "0"],
+        ["--hold", "-1"],
+        ["--hold", "inf"],
+        ["--lull", "x"],
+        ["--restart-after", "0"],
+        ["--first-port", "70000"],
+    ],
+)
 def test_figures_out_of_range_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A rate or time that cannot be is an error of the command line."""
     with pytest.raises(SystemExit) as caught:
         make_parser().parse_args(argv)
     assert caught.value.code == 2
-    assert argv[0] in capsys.readouterr().err
+    assert f"{argv[0]}: {argv[1]} should be" in capsys.readouterr().err
 
 
 def test_targets_are_yaml(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@
 
 import argparse
 import logging
-import math
 import multiprocessing
 import os
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from rankscope_exporter.simulation.engine import run_engine
 from rankscope_exporter.simulation.exporters import Exporter, ExporterError, make_token, start_exporter
-from rankscope_exporter.simulation.options import DEPLOYMENT_HELP, OptionError, parse_deployment
+from rankscope_exporter.simulation.options import DEPLOYMENT_HELP, OptionError, figure, parse_deployment
 from rankscope_exporter.simulation.spec import EngineSpec, Workload
 from rankscope_exporter.simulation.targets import Target, render_targets, write_whole
 
@@ -126,27 +125,27 @@ def make_parser() -> argparse.ArgumentParser:
     add("--healthy", action="store_true", help="nothing goes wrong: every engine starts with the trim fix on")
     add(
         "--hold",
-        type=_seconds,
+        type=figure(float, 0, 1e6, "seconds"),
         default=workload.hold_seconds,
         metavar="SECONDS",
         help="how long steady traffic holds an engine open (default: %(default)g)",
     )
     add(
         "--lull",
-        type=_seconds,
+        type=figure(float, 0, 1e6, "seconds"),
         default=workload.lull_seconds,
         metavar="SECONDS",
         help="how long traffic is nearly quiet after that; it wedges an engine without the fix (default: %(default)g)",
     )
     add(
         "--restart-after",
-        type=_seconds,
+        type=figure(float, 0.1, 1e6, "seconds"),
         metavar="SECONDS",
         help="restart an engine that stands still for so long (default: leave it)",
     )
     add(
         "--rate",
-        type=_rate,
+        type=figure(float, 0.1, 1000, "steps per second"),
         default=workload.steps_per_second,
         metavar="STEPS",
         help="steps per second of an engine (default: %(default)g)",
@@ -167,27 +166,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--advertise-host", metavar="NAME", help="name of this machine in the targets (default: as --host)")
     add(
         "--first-port",
-        type=int,
+        type=figure(int, 0, 65000, "a port"),
         default=0,
         metavar="PORT",
         help="port of the first exporter process, the next one follows (default: free ones)",
     )
     add("--no-exporters", action="store_true", help="start engines only: exporter processes run elsewhere")
     return parser
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text} should be seconds, 0 or more")
-    return value
-
-
-def _rate(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} should be steps per second, from 0.1 to 1000")
-    return value
 
 
 def read_specs(args: argparse.Namespace, directory: Path) -> list[EngineSpec]:
@@ -211,6 +196,8 @@ def _raise_on_signals(stack: ExitStack) -> None:
         raise StopError
 
     for number in STOP_SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # as under nohup
         stack.callback(signal.signal, number, signal.signal(number, stop))
 
 
@@ -225,6 +212,9 @@ def _directory(wanted: Path | None, stack: ExitStack) -> Path:
 
 
 def _simulate(specs: Sequence[EngineSpec], args: argparse.Namespace, stack: ExitStack) -> int:
+    if args.targets_file is not None:
+        args.targets_file.parent.mkdir(parents=True, exist_ok=True)
+        args.targets_file.unlink(missing_ok=True)  # one of an earlier run would lead a server astray
     engines = [_start_engine(spec, stack) for spec in specs]
     targets = []
     for position, engine in enumerate(engines):

@@ -1,7 +1,8 @@
 """
-Reading `--deployment name=...,role=...,accept=0.8,...` into the description of an engine.
+Reading options: `--deployment name=...,role=...,accept=0.8,...` into the description of an engine, and figures.
 """
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,3 +96,18 @@ def parse_deployment(text: str, default: EngineSpec, directory: Path) -> EngineS
         raise OptionError(f"--deployment {text}: it has no name, add name=NAME")
     engine["flight_dir"] = directory / engine["name"] / "flight"
     return replace(default, workload=replace(default.workload, **workload), **engine)
+
+
+def figure(kind: Callable[[str], Any], low: float, high: float, what: str) -> Callable[[str], Any]:
+    """
+    A reader of command line figures, for argparse: `what`, as `kind` reads it, from `low` to `high`.
+    """
+    read_within = _within(kind, low, high)
+
+    def read(text: str) -> Any:
+        try:
+            return read_within(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} should be {what} from {low:g} to {high:g}") from None
+
+    return read
