@@ -100,9 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["simulate"]:
-        from rankscope_exporter.simulation import cli as simulation  # noqa: PLC0415  # numpy and processes, for this command only
+        from rankscope_exporter.simulation.cli import main as simulate  # noqa: PLC0415  # numpy and processes, for this command only
 
-        return simulation.main(arguments[1:])
+        return simulate(arguments[1:])
     options = build_parser().parse_args(arguments)
     if options.command == "doctor":
         return _doctor(as_json=options.json)
@@ -153,9 +153,9 @@ def _complain(*lines: str) -> int:
 
 
 def _doctor(*, as_json: bool) -> int:
-    from rankscope_exporter import doctor  # noqa: PLC0415  # imports vLLM, which takes seconds
+    from rankscope_exporter.doctor import examine  # noqa: PLC0415  # imports vLLM, which takes seconds
 
-    return doctor.examine(as_json=as_json)
+    return examine(as_json=as_json)
 
 
 if __name__ == "__main__":

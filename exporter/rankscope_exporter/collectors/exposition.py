@@ -68,9 +68,7 @@ class Query:
         """
         Whether this rank is asked for.
         """
-        return all(
-            value in self.labels.get(name, (value,)) for name, value in zip(RANK_LABELS, reading.labels, strict=True)
-        )
+        return all(value in self.labels.get(name, (value,)) for name, value in reading.labels.items())
 
     def wants_subject(self, subject: str) -> bool:
         """

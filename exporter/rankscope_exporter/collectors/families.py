@@ -25,7 +25,7 @@ class Families:
         """
         Add a sample of one rank; `labels` are those besides the rank's own.
         """
-        self.family(spec).add_sample(spec.name, {**rank.label_map, **labels} if labels else rank.label_map, value)
+        self.family(spec).add_sample(spec.name, rank.labels.more(**labels) if labels else rank.labels, value)
 
     def add_own(self, spec: MetricSpec, value: float, **labels: str) -> None:
         """

@@ -11,6 +11,8 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Guard
 from rankscope_exporter.contract import metrics as m
 
+_GUARDS = tuple((int(guard), guard.name.lower()) for guard in Guard)
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -22,6 +24,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
             out.add(m.GUARD_BROADCASTS, rank, int(decided["broadcasts_total"]))
             out.add(m.GUARD_SKIPS, rank, int(decided["skips_total"]))
             last = int(decided["guard"])
-            for guard in Guard:
-                out.add(m.GUARD_LAST, rank, guard == last, decision=guard.name.lower())
+            for guard, name in _GUARDS:
+                out.add(m.GUARD_LAST, rank, guard == last, decision=name)
     return out

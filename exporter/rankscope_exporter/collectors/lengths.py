@@ -43,12 +43,12 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
 
 
 def _histogram(family: Metric, rank: RankReading, counts: Sequence[int], total: int) -> None:
-    labels = rank.label_map
+    labels = rank.labels
     below = 0
     done = 0
     for bound, index in BUCKETS:
         below += sum(counts[done : index + 1])
         done = index + 1
-        family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, below)
+        family.add_sample(f"{family.name}_bucket", labels.more(le=bound), below)
     family.add_sample(f"{family.name}_count", labels, below)
     family.add_sample(f"{family.name}_sum", labels, total)

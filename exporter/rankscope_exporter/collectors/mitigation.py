@@ -11,6 +11,8 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import MitigationState
 from rankscope_exporter.contract import metrics as m
 
+_STATES = tuple((state, state.label) for state in MitigationState)
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -19,10 +21,8 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     out = Families()
     for rank in ranks:
         for report in rank.mitigations:
-            for state in MitigationState:
-                out.add(
-                    m.MITIGATION_STATE, rank, state is report.state, mitigation=report.mitigation, state=state.label
-                )
+            for state, name in _STATES:
+                out.add(m.MITIGATION_STATE, rank, state is report.state, mitigation=report.mitigation, state=name)
         control = rank.control
         out.add(m.CONTROL_REQUESTED, rank, control.requested_generation)
         out.add(m.CONTROL_OBSERVED, rank, control.observed_generation)

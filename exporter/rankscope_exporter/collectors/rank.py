@@ -11,6 +11,9 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Phase, RankLife
 from rankscope_exporter.contract import metrics as m
 
+_WRITING, _DONE = Phase.WRITING, Phase.DONE
+_LIVES = tuple((life, life.value) for life in RankLife)
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -18,30 +21,18 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
     out = Families()
     for rank in ranks:
-        out.add(m.RANK_INFO, rank, 1, **_info(rank))
-        for life in RankLife:
-            out.add(m.RANK_LIFE, rank, life is rank.life, life=life.value)
+        out.family(m.RANK_INFO).add_sample(m.RANK_INFO.name, rank.info, 1)
+        for life, name in _LIVES:
+            out.add(m.RANK_LIFE, rank, life is rank.life, life=name)
         out.add(m.RANK_STARTED, rank, rank.created_unix)
         out.add(m.STEPS, rank, rank.step)
-        if rank.last is not None:
-            phase = rank.phase
+        if (phase := rank.phase) is not _WRITING:
             out.add(m.STEP_PHASE, rank, phase)
-            out.add(m.STEP_IN_FLIGHT, rank, phase is not Phase.DONE)
-            if (age := rank.in_flight_seconds) is not None:
+            out.add(m.STEP_IN_FLIGHT, rank, phase is not _DONE)
+            if phase is not _DONE and (age := rank.in_flight_seconds) is not None:
                 out.add(m.STEP_IN_FLIGHT_AGE, rank, age)
         if (begin := rank.begin_unix) is not None:
             out.add(m.STEP_BEGIN, rank, begin)
         if (age := rank.last_activity_seconds) is not None:
             out.add(m.LAST_ACTIVITY, rank, round(rank.unix - age, 3))
     return out
-
-
-def _info(rank: RankReading) -> dict[str, str]:
-    identity = rank.identity
-    return {name: _text(getattr(identity, name)) for name in m.RANK_INFO.labels}
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "unknown"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankscope_exporter.collectors.labels import Labels
 from rankscope_exporter.contract import (
     ControlReport,
     HookReport,
@@ -18,7 +19,7 @@ from rankscope_exporter.contract import (
     RankIdentity,
     RankLife,
 )
-from rankscope_exporter.contract.metrics import RANK_LABELS
+from rankscope_exporter.contract.metrics import RANK_INFO, RANK_LABELS
 from rankscope_exporter.flight import FlightFile, Snapshot
 from rankscope_exporter.flight.layout import decode_control
 from rankscope_exporter.flight.reader import Control
@@ -53,10 +54,10 @@ class RankReading:
 
     key: str
     identity: RankIdentity
-    labels: tuple[str, str, str, str]
-    """Values of `engine, dp_rank, pp_rank, tp_rank`."""
-    label_map: dict[str, str]
-    """The same by name, shared by all samples of the rank: never changed."""
+    labels: Labels
+    """`engine, dp_rank, pp_rank, tp_rank`."""
+    info: Labels
+    """The same, and the whole identity."""
     life: RankLife
     created_unix: float
     step: int
@@ -173,18 +174,21 @@ def mitigation_reports(reports: tuple[MitigationReport, ...], control: Control) 
     )
 
 
-class Reports:
+class RankMemo:
     """
-    Hook and mitigation reports of one file, parsed anew only when the rank wrote new ones.
+    What is kept of one flight file from one reading to the next, as it does not change or rarely does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, identity: RankIdentity) -> None:
+        self.identity = identity
+        self.labels = Labels({name: str(getattr(identity, name)) for name in RANK_LABELS})
+        self.info = self.labels.more(**{name: _text(getattr(identity, name)) for name in RANK_INFO.labels})
         self._raw: dict[str, Any] | None = None
-        self._parsed: tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]] = ((), ())
+        self._reports: tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]] = ((), ())
 
-    def read(self, file: FlightFile) -> tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]]:
+    def reports(self, file: FlightFile) -> tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]]:
         """
-        The reports as they stand in `file`.
+        Hook and mitigation reports as they stand in `file`, parsed anew only when the rank wrote new ones.
 
         Raises:
             FlightError: the area is damaged.
@@ -194,33 +198,36 @@ class Reports:
         raw = file.hook_report()
         if raw is not self._raw:
             hooks = tuple(HookReport.model_validate(hook) for hook in raw.get("hooks", []))
-            self._parsed = hooks, tuple(MitigationReport.model_validate(m) for m in raw.get("mitigations", []))
+            self._reports = hooks, tuple(MitigationReport.model_validate(m) for m in raw.get("mitigations", []))
             self._raw = raw
-        return self._parsed
+        return self._reports
 
 
-def read_rank(
-    file: FlightFile, identity: RankIdentity, reports: Reports, life: RankLife, *, monotonic_ns: int, unix: float
-) -> RankReading:
+def _text(value: object) -> str:
+    if value is None:
+        return "unknown"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_rank(file: FlightFile, memo: RankMemo, life: RankLife, *, monotonic_ns: int, unix: float) -> RankReading:
     """
     Read everything about one rank, but not its table of requests.
 
     Raises:
         FlightError: an area of the file is damaged.
+        ValueError: a report in it is not one.
 
     """
     control = file.control()
-    hooks, mitigations = reports.read(file)
-    step = file.step()
-    labels = (identity.engine, str(identity.dp_rank), str(identity.pp_rank), str(identity.tp_rank))
+    hooks, mitigations = memo.reports(file)
     return RankReading(
         key=file.key,
-        identity=identity,
-        labels=labels,
-        label_map=dict(zip(RANK_LABELS, labels, strict=True)),
+        identity=memo.identity,
+        labels=memo.labels,
+        info=memo.info,
         life=life,
         created_unix=file.created_unix,
-        step=step,
+        step=file.step(),
         parts=read_parts(file),
         control=control_report(control),
         hooks=hooks,
@@ -244,11 +251,11 @@ def current(readings: list[RankReading]) -> list[RankReading]:
     """
     One reading per rank: where a rank left the file of an earlier process behind, the later file stands for it.
     """
-    newest: dict[tuple[str, str, str, str], RankReading] = {}
+    newest: dict[str, RankReading] = {}
     for reading in readings:
-        known = newest.get(reading.labels)
-        if known is None or _precedence(known) < _precedence(reading):
-            newest[reading.labels] = reading
+        rank = reading.labels.text
+        if rank not in newest or _precedence(newest[rank]) < _precedence(reading):
+            newest[rank] = reading
     return list(newest.values())
 
 

@@ -1,8 +1,8 @@
 """
 Rendering metric families as text: what `prometheus_client` renders, byte for byte, in a fifth of the time.
 
-Its encoder checks and escapes every label of every sample anew. Here label names are known to be plain, and a rank's
-labels stand on most of its samples, so each set of labels is rendered once. A node with 64 ranks has 5,000 samples.
+Its encoder checks and escapes every label of every sample anew. Here label names are known to be plain, and label sets
+remember how they are written. A node with 64 ranks has 5,000 samples.
 """
 
 from collections.abc import Iterable
@@ -10,17 +10,7 @@ from collections.abc import Iterable
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-
-class _Pairs(dict[tuple[str, str], str]):
-    """
-    Rendered label pairs, each made when it is first asked for.
-    """
-
-    def __missing__(self, pair: tuple[str, str]) -> str:
-        name, value = pair
-        value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-        text = self[pair] = f'{name}="{value}"'
-        return text
+from rankscope_exporter.collectors.labels import Labels, label_text
 
 
 class _Numbers(dict[float, str]):
@@ -38,19 +28,13 @@ def encode(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
     """
     The families in the OpenMetrics format, or in Prometheus' own older text format.
     """
-    pairs, numbers = _Pairs(), _Numbers()
-    # By identity, which holds as long as `kept` keeps the families.
-    label_texts: dict[int, str] = {}
-    kept = list(families)
+    numbers = _Numbers()
     lines: list[str] = []
-    for family in kept:
+    for family in families:
         _head(lines, family, openmetrics=openmetrics)
         for sample in family.samples:
             labels = sample.labels
-            text = label_texts.get(id(labels))
-            if text is None:
-                text = "{" + ",".join([pairs[pair] for pair in sorted(labels.items())]) + "}" if labels else ""
-                label_texts[id(labels)] = text
+            text = labels.text if type(labels) is Labels else label_text(labels)
             lines.append(f"{sample.name}{text} {numbers[sample.value]}\n")
     if openmetrics:
         lines.append("# EOF\n")

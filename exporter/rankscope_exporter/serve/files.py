@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope_exporter.collectors.reading import Reports
+from rankscope_exporter.collectors.reading import RankMemo
 from rankscope_exporter.contract import RankIdentity, Unreadable
 from rankscope_exporter.flight import FlightError, FlightFile
 from rankscope_exporter.flight.layout import SUFFIX, file_bytes
@@ -20,9 +20,13 @@ class OpenFile:
     """
 
     flight: FlightFile
-    identity: RankIdentity
-    reports: Reports
+    memo: RankMemo
     inode: tuple[int, int]
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Who the rank is."""
+        return self.memo.identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,11 @@ class FlightFiles:
             return known
         flight = FlightFile(path)
         try:
-            identity = _identity(flight)
+            memo = RankMemo(_identity(flight))
         except BaseException:
             flight.close()
             raise
-        return OpenFile(flight, identity, Reports(), inode)
+        return OpenFile(flight, memo, inode)
 
     def close(self) -> None:
         """

@@ -79,9 +79,7 @@ class Node:
         for file in scan.files:
             try:
                 answer.ranks.append(
-                    read_rank(
-                        file.flight, file.identity, file.reports, self._life(file), monotonic_ns=monotonic_ns, unix=unix
-                    )
+                    read_rank(file.flight, file.memo, self._life(file), monotonic_ns=monotonic_ns, unix=unix)
                 )
             except (FlightError, ValueError) as error:  # noqa: PERF203  # one bad file must not hide the others
                 answer.unreadable.append(Unreadable(path=str(file.flight.path), reason=str(error)))

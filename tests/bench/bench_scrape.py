@@ -1,0 +1,109 @@
+"""
+CPU time of a scrape: files read, families collected, text rendered, in one process, over and over.
+
+`--format openmetrics` is what Prometheus asks for; both formats cost about the same.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import figures
+
+from rankscope_exporter.collectors.exposition import NodeFacts, Query, render
+from rankscope_exporter.contract import Phase, RankIdentity
+from rankscope_exporter.flight import layout
+from rankscope_exporter.flight.writer import FlightWriter
+from rankscope_exporter.serve.node import Clock, Node
+
+GOALS_MS = {8: "<= 10", 64: "<= 60"}
+HOOKS = ("execute_model", "update_states", "guard", "broadcast", "receive", "sample_tokens")
+ACCEPT = {"text": "", "openmetrics": "application/openmetrics-text;version=1.0.0"}
+
+
+def make_rank(directory: Path, number: int) -> FlightWriter:
+    """
+    A rank in the middle of step 200 that has everything a scrape can show.
+    """
+    identity = RankIdentity(
+        engine=f"engine-{number // 8:08x}", dp_rank=0, pp_rank=number % 8, tp_rank=0, pp_size=8, tp_size=1, dp_size=1, global_rank=number,
+        host="node", pid=os.getpid(), model="some/model", vllm_version="0.27.1", runner="V1", runner_class="GPUModelRunner", device="cuda",
+        async_scheduling=True, spec_method="eagle", spec_tokens=3, exporter_version="0.1.0",
+    )  # fmt: skip
+    writer = FlightWriter(directory, f"rank-{number}", identity.model_dump(mode="json"), capacity=256)
+    report = {
+        "hooks": [{"hook": hook, "state": "on", "reason": ""} for hook in HOOKS],
+        "mitigations": [{"mitigation": "trim", "state": 2, "reason": ""}],
+    }
+    writer.write_hook_report(report)
+    writer.words[layout.CONTROL_REQUEST] = layout.encode_control(1, 1, 100, desired=True)
+    writer.words[layout.ACK_STEP], writer.words[layout.ACK_STATE] = 100, 2
+    histograms = writer.memory[
+        layout.HISTOGRAM_OFFSET : layout.HISTOGRAM_OFFSET + layout.HISTOGRAM_DTYPE.itemsize
+    ].cast("Q")
+    for bucket in range(2 * layout.BUCKETS + 2):
+        histograms[bucket] = 100 + bucket
+    writer.live[layout.LIVE_SAMPLES] = 6
+    for step in range(1, 201):
+        now = time.monotonic_ns()
+        offset = layout.RING_OFFSET + step * layout.STEP_DTYPE.itemsize
+        phase = Phase.DECIDED if step == 200 else Phase.DONE
+        layout.PART_BEGUN.pack_into(writer.memory, offset, step, step, now, 1, 31, 1, 128, 31, 1)
+        layout.PART_STATE.pack_into(
+            writer.memory, offset + layout.PART_STATE_OFFSET, 9000 + number, 8990, 10, 5, 700, 690, 3, 4, 2, 1
+        )
+        layout.PART_DECIDED.pack_into(
+            writer.memory, offset + layout.PART_DECIDED_OFFSET, now, 7, step, 0, step, 32, 2, 4, 1, 1, 1
+        )
+        if phase is Phase.DONE:
+            layout.PART_DONE.pack_into(writer.memory, offset + layout.PART_DONE_OFFSET, now, step, step * 9000, 9000)
+        writer.memory[offset + layout.PHASE_OFFSET] = phase
+        writer.live[layout.LIVE_STEP] = step
+    return writer
+
+
+def measure(ranks: int, rounds: int, accept: str) -> tuple[list[float], int]:
+    """
+    CPU milliseconds of each scrape of a node with `ranks` ranks, and the samples in one.
+    """
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        directory = Path(name)
+        writers = [make_rank(directory, number) for number in range(ranks)]
+        node = Node(directory, Clock())
+        times = []
+        body = b""
+        for _ in range(rounds + 1):
+            begin = time.process_time()
+            reading = node.read()
+            body, _ = render(reading.ranks, NodeFacts(node.name, name, control=True, unreadable=0), Query(), accept)
+            times.append((time.process_time() - begin) * 1000)
+        assert len(reading.ranks) == len(writers)
+        node.close()
+    return times[1:], sum(1 for line in body.splitlines() if not line.startswith(b"#"))
+
+
+def main() -> int:
+    """
+    Measure, print figures; 1 if a goal was missed.
+    """
+    parser = argparse.ArgumentParser(description="CPU time of a scrape.")
+    parser.add_argument("--rounds", type=int, default=60, help="scrapes per size (60)")
+    parser.add_argument("--format", choices=sorted(ACCEPT), default="openmetrics")
+    options = parser.parse_args()
+    out = figures.Figures("scrape")
+    for ranks, goal in GOALS_MS.items():
+        figures.progress(f"scrape: {ranks} ranks, {options.rounds} rounds")
+        times, samples = measure(ranks, options.rounds, ACCEPT[options.format])
+        out.report(
+            f"cpu_ms_{ranks}", round(statistics.median(times), 2), goal,
+            samples=samples, format=options.format, min_ms=round(min(times), 2), p95_ms=round(statistics.quantiles(times, n=20)[-1], 2),
+        )  # fmt: skip
+    return out.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
