@@ -17,6 +17,11 @@ import httpx2
 from rankscope_lab import counting
 from rankscope_lab.engine import SERVED_MODEL
 
+FAILURE_PAUSE_SECONDS = 0.5
+"""
+Before a request that failed at once is followed by the next: a server that is down is not run over.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -60,7 +65,7 @@ class Plan:
     phases: tuple[Phase, ...]
     seed: int = 0
     concurrency: int = 8
-    """Requests in flight; arrivals beyond that wait."""
+    """Requests in flight. Those that are kept running have their places; arrivals wait for what is left, one at least."""
     timeout: float = 15.0
     """Seconds after which a client gives up."""
     streaming: bool = False
@@ -203,8 +208,9 @@ class Traffic:
         self._plan = plan
         self._client = client
         self._on_phase = on_phase or (lambda _: None)
-        self._room = asyncio.Semaphore(plan.concurrency)
-        self._sent: set[asyncio.Task[None]] = set()
+        reserved = max((sum(stream.running for stream in phase.streams) for phase in plan.phases), default=0)
+        self._room = asyncio.Semaphore(max(1, plan.concurrency - reserved))
+        self._sent: set[asyncio.Task[Answer]] = set()
 
     async def run(self) -> Result:
         """
@@ -248,25 +254,29 @@ class Traffic:
             due += requests.pause()
             if not await self._enter(until):
                 return
-            task = asyncio.create_task(self._ask(client, phase, requests.next()))
-            self._sent.add(task)
-            task.add_done_callback(self._sent.discard)
+            self._send(client, phase, requests.next()).add_done_callback(lambda _: self._room.release())
             due = max(due, loop.time())
 
     async def _keep_running(
         self, client: httpx2.AsyncClient, phase: Phase, requests: Requests, until: float, first: float
     ) -> None:
         loop = asyncio.get_running_loop()
-        while loop.time() < until and await self._enter(until):
-            task = asyncio.create_task(self._ask(client, phase, requests.next(first)))
+        while loop.time() < until:
+            task = self._send(client, phase, requests.next(first))
             first = 1.0
-            self._sent.add(task)
-            task.add_done_callback(self._sent.discard)
             await asyncio.wait([task], timeout=None if math.isinf(until) else max(0.0, until - loop.time()))
+            if task.done() and task.result().outcome == "failed":
+                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+
+    def _send(self, client: httpx2.AsyncClient, phase: Phase, request: Request) -> asyncio.Task[Answer]:
+        task = asyncio.create_task(self._ask(client, phase, request))
+        self._sent.add(task)
+        task.add_done_callback(self._sent.discard)
+        return task
 
     async def _enter(self, until: float) -> bool:
         """
-        Wait for room for one more request in flight; False if the phase ends first.
+        Wait for room for one more arrival; False if the phase ends first.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -275,15 +285,14 @@ class Traffic:
             return False
         return True
 
-    async def _ask(self, client: httpx2.AsyncClient, phase: Phase, request: Request) -> None:
+    async def _ask(self, client: httpx2.AsyncClient, phase: Phase, request: Request) -> Answer:
         self.in_flight += 1
         try:
-            self.result.add(
-                phase.name, await ask(client, request, timeout=self._plan.timeout, streaming=self._plan.streaming)
-            )
+            answer = await ask(client, request, timeout=self._plan.timeout, streaming=self._plan.streaming)
         finally:
             self.in_flight -= 1
-            self._room.release()
+        self.result.add(phase.name, answer)
+        return answer
 
 
 async def ask(client: httpx2.AsyncClient, request: Request, *, timeout: float, streaming: bool = False) -> Answer:
