@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from fake_rankscope import ALL_VIEWS, FakeRankscope
 from fastapi import FastAPI
+from starlette.testclient import TestClient
+
 from rankscope_server.web import install
 from rankscope_server.web.assets import Assets
 from rankscope_server.web.templating import Templates
-from starlette.testclient import TestClient
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = ROOT / "templates"

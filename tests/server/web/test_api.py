@@ -5,9 +5,10 @@ The JSON of the views.
 import fake_rankscope as views
 import pytest
 from fake_rankscope import ENGINES, FakeRankscope
+from starlette.testclient import TestClient
+
 from rankscope_server.domain.model import EngineView, FleetView
 from rankscope_server.web.wire import to_wire, wire_model
-from starlette.testclient import TestClient
 
 ENGINE = f"/api/v1/deployments/wedge/engines/{ENGINES['wedge']}"
 
@@ -23,7 +24,7 @@ def test_fleet(client: TestClient) -> None:
 def test_engine(client: TestClient) -> None:
     """An engine by JSON has every field of its view."""
     body = client.get(ENGINE).json()
-    assert body.keys() == {field for field in EngineView.__dataclass_fields__}
+    assert body.keys() == set(EngineView.__dataclass_fields__)
     assert body["findings"][1]["step"] == 72
     assert body["ranks"][0]["in_flight_seconds"] == 94.2
     assert body["strip"]["rows"][0][1][-1]["guard"] == "none"

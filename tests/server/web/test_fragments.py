@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import fake_rankscope as views
 import pytest
+
 from rankscope_server.domain.model import EngineView, FleetView
 from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.guidance import order_by_need, summarise

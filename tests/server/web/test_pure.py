@@ -8,6 +8,7 @@ import fake_rankscope as views
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rankscope_server.domain.model import Series, State, ToggleProgress
 from rankscope_server.web import words
 from rankscope_server.web.chart_feed import ChartFeed

@@ -6,8 +6,9 @@ import dataclasses
 
 import fake_rankscope as views
 from fake_rankscope import ENGINES, FakeRankscope
-from rankscope_server.domain.model import State
 from starlette.testclient import TestClient
+
+from rankscope_server.domain.model import State
 
 ENGINE = f"/live/deployments/baseline/engines/{ENGINES['baseline']}"
 

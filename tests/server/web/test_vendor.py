@@ -3,10 +3,10 @@ What is vendored is what was published.
 """
 
 import hashlib
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 VENDOR = Path(__file__).parents[3] / "server" / "rankscope_server" / "static" / "vendor"
 LISTED = tomllib.loads((VENDOR / "VENDOR.toml").read_text())["file"]
@@ -25,7 +25,7 @@ def test_list_is_complete() -> None:
 
 
 def test_versions_are_one_per_package() -> None:
-    """htmx and its extensions are of one release."""
+    """Files of one package are of one release: htmx and its extensions, too."""
     versions: dict[str, set[str]] = {}
     for entry in LISTED:
         versions.setdefault(entry["package"], set()).add(entry["version"])
