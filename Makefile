@@ -47,7 +47,7 @@ lab-down: setup ## End whatever a lab that crashed has left behind
 	@PYTHONPATH=lab $(BIN)/python -m rankscope_lab down
 
 test: lab-setup ## All tests, real vLLM and browser included; a missing tool is a failure
-	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest --ignore tests/vllm/equivalence $(PYTEST_ARGS)
 	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
 
 test-fast: setup ## Tests that need neither vLLM nor a browser

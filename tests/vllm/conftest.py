@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-REQUIRE = "RANKSCOPE_REQUIRE_VLLM"
+REQUIRE = "RANKSCOPE_REQUIRE_ALL"
 """
 With this set to 1, a missing environment is a failure: where real vLLM has to be tested, nothing is skipped in silence.
 """
