@@ -130,14 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Run a command; returns the exit status.
     """
     options = build_parser().parse_args(arguments)
-    commands: dict[str, Callable[[argparse.Namespace], int]] = {
-        "setup": _setup,
-        "up": _up,
-        "status": _status,
-        "down": _down,
-    }
     try:
-        return commands[options.command](options)
+        return COMMANDS[options.command](options)
     except (environment.SetupError, supervisor.LabError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -227,6 +221,14 @@ def _down(options: argparse.Namespace) -> int:
     print(f"no process of the lab is left{f' ({killed} had to be killed)' if killed else ''}")
     return 0
 
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "setup": _setup,
+    "run": _up,
+    "up": _up,
+    "status": _status,
+    "down": _down,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -164,6 +164,9 @@ class Supervisor:
 
         """
         self._write_files()
+        self._say(
+            f"starting both deployments (15 to 90 s each, as busy as the machine is); logs in {self._options.directory}"
+        )
         try:
             self._start()
             await self._until_dashboard()

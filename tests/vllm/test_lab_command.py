@@ -44,6 +44,24 @@ def test_ranks_get_processors_of_their_own_where_there_are_enough() -> None:
     assert supervisor.cpus_for(0, (3,)) == (3, 3)
 
 
+@pytest.mark.parametrize("name", sorted(command.COMMANDS))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` works for each command that there is."""
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--help"])
+    assert ended.value.code == 0
+    assert "--directory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such"], ["up", "--accept", "1.5"], ["up", "--hold", "-1"]])
+def test_a_wrong_call_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be meant is refused before anything starts."""
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
 def test_status_without_a_lab(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No lab is exit status 3, and says so."""
     assert command.main(["status", "--directory", str(tmp_path)]) == 3
