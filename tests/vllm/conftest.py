@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-REQUIRE = "RANKSCOPE_REQUIRE_ALL"
+REQUIRE = ("RANKSCOPE_REQUIRE_VLLM", "RANKSCOPE_REQUIRE_ALL")
 """
-With this set to 1, a missing environment is a failure: where real vLLM has to be tested, nothing is skipped in silence.
+With one of these set to 1, a missing environment is a failure: where real vLLM has to be tested, nothing is skipped in silence.
 """
 
 
@@ -25,7 +25,7 @@ def lab_python() -> Path:
     found = environment.default(os.environ)
     if not found.ready():
         message = f"no lab environment in {found.directory}, or an old one: run `make lab-setup`"
-        if os.environ.get(REQUIRE) == "1":
+        if any(os.environ.get(name) == "1" for name in REQUIRE):
             pytest.fail(message)
         pytest.skip(message)
     return found.python
