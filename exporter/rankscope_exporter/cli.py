@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankscope_exporter import __version__
+from rankscope_exporter.serve import signals
 
 EPILOG = """\
 Every flag can be given in the environment instead: --flight-dir as RANKSCOPE_FLIGHT_DIR, and so on; a flag wins.
@@ -111,12 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(markdown())
         return 0
+    mask = signals.block() if options.command == "run" else set()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return _serve_or_run(options)
+    return _serve_or_run(options, mask)
 
 
-def _serve_or_run(options: argparse.Namespace) -> int:
+def _serve_or_run(options: argparse.Namespace, mask: signals.Mask) -> int:
     from rankscope_exporter.serve.settings import ServeSettings, SettingsError  # noqa: PLC0415  # `doctor` runs without a web server
 
     given: dict[str, Any] = {name: value for name in _FLAGS if (value := getattr(options, name)) is not None}
@@ -131,7 +133,7 @@ def _serve_or_run(options: argparse.Namespace) -> int:
             return _complain("run: no command; write it after --, as in `rankscope-exporter run -- vllm serve MODEL`")
         from rankscope_exporter.serve.child import run  # noqa: PLC0415
 
-        return run(command, settings, os.environ)
+        return run(command, settings, os.environ, mask)
     except ValidationError as error:
         return _complain(*(_setting_problem(problem, given) for problem in error.errors(include_url=False)))
     except SettingsError as error:
