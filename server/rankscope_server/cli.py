@@ -9,6 +9,7 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import anyio
 import structlog
 import typer
 import uvicorn
@@ -17,6 +18,7 @@ from rankscope_server import __version__
 from rankscope_server.app import create_app
 from rankscope_server.auth import password_line, read_passwords
 from rankscope_server.settings import ConfigError, ServerSettings, control_token, load_settings
+from rankscope_server.store import StoreError, StoreVersionError, open_store
 
 cli = typer.Typer(
     name="rankscope",
@@ -90,13 +92,14 @@ def serve(  # noqa: PLR0917  options, not positional
         "database_url": database_url,
         "password_file": password_file,
     }
-    _configure_logs()
     try:
         settings = load_settings(config, target or (), flags)
         app = create_app(settings)
-    except ConfigError as error:
+        anyio.run(_check_store, settings.store_url)
+    except (ConfigError, StoreVersionError) as error:
         _fail(str(error))
     listener = _listen(settings)
+    _configure_logs()
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     url = f"http://{shown}:{address[1]}/"
@@ -114,6 +117,20 @@ def serve(  # noqa: PLR0917  options, not positional
     server.run(sockets=[listener])
     if not server.started:
         _fail("the server could not start; the lines above say why")
+
+
+async def _check_store(url: str) -> None:
+    """
+    Refuse a store that a newer server made. Whatever else is wrong with it, the server watches, and says so.
+    """
+    try:
+        store = await open_store(url)
+    except StoreVersionError:
+        raise
+    except StoreError as error:
+        print(f"rankscope: {error}; watching goes on without it", file=sys.stderr)  # noqa: T201  this is the interface
+        return
+    await store.close()
 
 
 class _Server(uvicorn.Server):
@@ -143,9 +160,13 @@ def _listen(settings: ServerSettings) -> socket.socket:
             host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         if isinstance(error, socket.gaierror):
             _fail(f"{settings.host} is no address of this machine: {error.strerror}")

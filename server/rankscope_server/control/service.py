@@ -2,6 +2,7 @@
 The server at work: polls, judges, keeps, reconciles, and answers pages and API.
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
@@ -190,7 +191,10 @@ class Service:
         while True:
             with anyio.move_on_after(1.0):  # ages grow and limits pass although nothing arrives
                 await self._dirtied.wait()
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001  told below; the next look may go well
+                self._loop_fails("look", error)
             await self._clock.sleep(PULSE_SECONDS)
 
     def look(self) -> None:
@@ -206,10 +210,14 @@ class Service:
         while True:
             try:
                 await work()
-            except Exception:
-                logger.exception("loop.crashed", loop=getattr(work, "__name__", "?"))
-                self.board.problems["loop"] = "an own loop failed: see the server's log, and report it"
+            except Exception as error:  # noqa: BLE001  told below; the next round may go well
+                self._loop_fails(getattr(work, "__name__", "?"), error)
             await self._clock.sleep(seconds)
+
+    def _loop_fails(self, name: str, error: Exception) -> None:
+        self.board.problems["loop"] = f"{name} failed ({type(error).__name__}): see the server's log, and report it"
+        with contextlib.suppress(OSError, ValueError):  # a log that cannot be written stops no watching
+            logger.error("loop.crashed", loop=name, exc_info=error)
 
     # -- the store
 

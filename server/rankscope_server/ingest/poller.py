@@ -98,7 +98,9 @@ class Poller:
 
     async def _poll_slowly(self) -> bool:
         good = await self.poll_ranks()
-        if good and self._drifts(self.track.deployment):
+        if not self._drifts(self.track.deployment):
+            self.track.errors.pop(REQUESTS_PATH, None)  # not asked for any more, so nothing is wrong with it
+        elif good:
             await self.poll_requests()
         return good
 
