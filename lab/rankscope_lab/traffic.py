@@ -41,7 +41,8 @@ class Stream:
     prompts: tuple[int, int] = (2, 8)
     """Fewest and most tokens in a prompt."""
     anchor: bool = False
-    """Requests whose drafts are all right: they never drift, and hold the guard open while they run."""
+    """Requests whose drafts are all right: they never drift, and hold the guard open while they run. Those that run when
+    their phase ends are withdrawn, and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class Traffic:
                 if stream.running:
                     for place in range(stream.running):
                         group.create_task(
-                            self._keep_running(client, phase, requests, until, (place + 1) / stream.running)
+                            self._keep_running(client, phase, stream, requests, until, (place + 1) / stream.running)
                         )
                 else:
                     group.create_task(self._arrive(client, phase, requests, until))
@@ -258,14 +259,16 @@ class Traffic:
             due = max(due, loop.time())
 
     async def _keep_running(
-        self, client: httpx2.AsyncClient, phase: Phase, requests: Requests, until: float, first: float
+        self, client: httpx2.AsyncClient, phase: Phase, stream: Stream, requests: Requests, until: float, first: float
     ) -> None:
         loop = asyncio.get_running_loop()
         while loop.time() < until:
             task = self._send(client, phase, requests.next(first))
             first = 1.0
             await asyncio.wait([task], timeout=None if math.isinf(until) else max(0.0, until - loop.time()))
-            if task.done() and task.result().outcome == "failed":
+            if not task.done() and stream.anchor:
+                task.cancel()
+            elif task.done() and task.result().outcome == "failed":
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
 
     def _send(self, client: httpx2.AsyncClient, phase: Phase, request: Request) -> asyncio.Task[Answer]:

@@ -99,6 +99,24 @@ def test_a_stream_of_runners_keeps_so_many_running() -> None:
     assert served > 2
 
 
+def test_anchors_are_withdrawn_when_their_phase_ends() -> None:
+    """What holds the guard open does so for its phase and no longer; it is then neither completed nor timed out."""
+    cancelled = 0
+
+    async def engine(_: httpx2.Request) -> httpx2.Response:
+        nonlocal cancelled
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+        raise AssertionError
+
+    anchors = Stream("anchors", (3, 9), running=2, anchor=True)
+    assert run(Plan((Phase("all", 0.05, (anchors,)),), timeout=30), engine).total.requests == 0
+    assert cancelled == 2
+
+
 def test_an_error_of_the_server_is_a_failure_that_is_named() -> None:
     """A status of 500 is neither completed nor timed out."""
 
