@@ -20,31 +20,31 @@ PYTEST_ARGS ?=
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml exporter/pyproject.toml server/pyproject.toml server/requirements.lock tests/requirements.txt
+$(STAMP): pyproject.toml lab/pyproject.toml exporter/pyproject.toml server/pyproject.toml server/requirements.lock tests/requirements.txt
 	@echo "setup: environment for server and tools in $(VENV) (about a minute the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r server/requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e exporter -e server -r tests/requirements.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e exporter -e server -e lab -r tests/requirements.txt
 	@touch $@
 
 setup: $(STAMP) ## Environment for server, exporter and tools (.venv)
 
 lab-setup: setup ## Environment with a real vLLM on CPU (.venv-vllm, 3.3 GB, minutes)
-	@PYTHONPATH=lab $(BIN)/python -m rankscope_lab setup
+	@$(BIN)/python -m rankscope_lab setup
 
 run: lab-setup ## Server and lab: two real vLLM engines, and the page that shows them
 	@$(BIN)/python -m rankscope_lab run --port $(PORT) --hold $(HOLD)
 
 demo: setup ## The same pages with simulated ranks, in seconds, without vLLM
-	@$(BIN)/python tests/support/demo.py --port $(PORT)
+	@$(BIN)/python -m rankscope_lab.demo --port $(PORT)
 
 lab: lab-setup ## The two engines, their exporters and traffic, without the server
 	@$(BIN)/python -m rankscope_lab up --hold $(HOLD)
 
 lab-down: setup ## End whatever a lab that crashed has left behind
-	@PYTHONPATH=lab $(BIN)/python -m rankscope_lab down
+	@$(BIN)/python -m rankscope_lab down
 
 test: lab-setup ## All tests, real vLLM and browser included; a missing tool is a failure
 	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest --ignore tests/vllm/equivalence $(PYTEST_ARGS)

@@ -10,14 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import httpx2
 
 from rankscope_lab.environment import REPOSITORY
 from rankscope_lab.processes import Child
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 POLL_SECONDS = 0.1
 
 
@@ -121,7 +120,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
