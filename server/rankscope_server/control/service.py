@@ -222,6 +222,7 @@ class Service:
     # -- the store
 
     async def _connect(self) -> None:
+        store: Store | None = None
         try:
             store = await self._open_store()
             self.board.desired = await store.desired()
@@ -232,12 +233,15 @@ class Service:
             for deployment, engine, finding in found:
                 if finding.kind not in STICKY:  # if it still holds it opens again
                     await store.close_finding(deployment, engine, finding.kind.value, self._clock.now().unix)
+            self.store = store
         except StoreVersionError:
             raise
         except StoreError as error:
             self._store_fails(error)
             return
-        self.store = store
+        finally:
+            if store is not None and self.store is not store:
+                await store.close()
         self.board.problems.pop("store", None)
 
     def _store_fails(self, error: StoreError) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from anyio import CancelScope
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -37,6 +38,9 @@ class StoreVersionError(StoreError):
 class Store:
     """
     Desired state, audit, samples and findings. Every method raises StoreError and nothing else.
+
+    What was begun is finished although its caller is cancelled: a connection that is given up half way leaves a thread
+    behind that the process waits for as it ends.
     """
 
     def __init__(self, engine: AsyncEngine, where: str) -> None:
@@ -47,7 +51,8 @@ class Store:
         """
         Let go of every connection.
         """
-        await self._engine.dispose()
+        with CancelScope(shield=True):
+            await self._engine.dispose()
 
     async def desired(self) -> list[DesiredRow]:
         """
@@ -222,17 +227,19 @@ class Store:
 
     async def _read(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         try:
-            async with self._engine.connect() as connection:
-                rows: Sequence[sa.Row[Any]] = (await connection.execute(query)).all()
-                return rows
+            with CancelScope(shield=True):
+                async with self._engine.connect() as connection:
+                    rows: Sequence[sa.Row[Any]] = (await connection.execute(query)).all()
         except (SQLAlchemyError, OSError) as error:
             raise self._explained(error) from error
+        return rows
 
     async def _write(self, *statements: tuple[sa.Executable, list[dict[str, Any]] | None]) -> None:
         try:
-            async with self._engine.begin() as connection:
-                for statement, values in statements:
-                    await connection.execute(statement, values)
+            with CancelScope(shield=True):
+                async with self._engine.begin() as connection:
+                    for statement, values in statements:
+                        await connection.execute(statement, values)
         except (SQLAlchemyError, OSError) as error:
             raise self._explained(error) from error
 
@@ -309,8 +316,9 @@ async def open_store(url: str) -> Store:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine.sync_engine, "connect", _set_pragmas)
     try:
-        async with engine.begin() as connection:
-            await _migrate(connection, where)
+        with CancelScope(shield=True):
+            async with engine.begin() as connection:
+                await _migrate(connection, where)
     except (SQLAlchemyError, OSError) as error:
         with contextlib.suppress(SQLAlchemyError):
             await engine.dispose()
