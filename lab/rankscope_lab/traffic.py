@@ -242,7 +242,9 @@ class Traffic:
                 if stream.running:
                     for place in range(stream.running):
                         group.create_task(
-                            self._keep_running(client, phase, stream, requests, until, (place + 1) / stream.running)
+                            self._keep_running(
+                                client, phase, stream, requests, until, first=(place + 1) / stream.running
+                            )
                         )
                 else:
                     group.create_task(self._arrive(client, phase, requests, until))
@@ -259,7 +261,14 @@ class Traffic:
             due = max(due, loop.time())
 
     async def _keep_running(
-        self, client: httpx2.AsyncClient, phase: Phase, stream: Stream, requests: Requests, until: float, first: float
+        self,
+        client: httpx2.AsyncClient,
+        phase: Phase,
+        stream: Stream,
+        requests: Requests,
+        until: float,
+        *,
+        first: float,
     ) -> None:
         loop = asyncio.get_running_loop()
         while loop.time() < until:
