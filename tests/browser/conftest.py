@@ -158,8 +158,8 @@ def keep(request: pytest.FixtureRequest) -> Callable[[object, str], None]:
     Keeps a screenshot of a page under `var/screenshots`.
     """
 
-    def shoot(page, name: str) -> None:  # type: ignore[no-untyped-def]
+    def shoot(page, name: str, *, full_page: bool = True) -> None:  # type: ignore[no-untyped-def]
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=full_page)
 
     return shoot

@@ -89,7 +89,7 @@ def test_toggle_by_keyboard(site, open_tab, keep) -> None:
     expect(page.locator("#confirm-dialog")).to_be_visible()
     expect(page.locator("#confirm-title")).to_be_focused()
     expect(page.locator("#confirm-dialog")).to_contain_text("does not revive a wedged engine")
-    keep(page, "confirm-light")
+    keep(page, "confirm-light", full_page=False)
 
     page.keyboard.press("Escape")
     expect(page.locator("#confirm-dialog")).to_be_hidden()
@@ -281,24 +281,17 @@ def test_times_are_local_with_utc_in_the_title(site, open_tab) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 768])
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        *(f"/deployments/{name}/engines/{engine}" for name, engine in sorted(ENGINES.items())),
-        "/audit",
-        "/api",
-        "/nope",
-        f"{BASELINE}/fix?desired=on",
-    ],
-)
-def test_no_sideways_scrolling(path: str, width: int, site, open_tab) -> None:
-    """In a narrow window nothing makes the page wider than the window."""
+def test_no_sideways_scrolling(width: int, site, open_tab) -> None:
+    """In a narrow window nothing makes a page wider than the window."""
     site.fake.rows = list(views.applied().audit)
-    page = open_tab(width=width, complains=path == "/nope")
-    page.goto(site.url + path)
+    page = open_tab(width=width, complains=True)  # The last page is a 404.
+    engines = (f"/deployments/{name}/engines/{engine}" for name, engine in sorted(ENGINES.items()))
+    widths = {}
+    for path in ("/", *engines, "/audit", "/api", f"{BASELINE}/fix?desired=on", "/nope"):
+        page.goto(site.url + path)
+        widths[path] = page.evaluate("document.documentElement.scrollWidth")
 
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert {path: found for path, found in widths.items() if found > width} == {}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -326,7 +319,7 @@ CONTRAST = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const text = walker.currentNode.textContent.trim(), e = walker.currentNode.parentElement;
-    if (!text || !e.checkVisibility?.() || e.closest('svg, .visually-hidden, .skip-link, dialog, [aria-disabled], .finding-closed, .u-legend')) continue;
+    if (!text || !e.checkVisibility?.() || e.closest('svg, .visually-hidden, .skip-link, dialog, [aria-disabled], .u-legend')) continue;
     const a = light(rgba(getComputedStyle(e).color)), b = light(ground(e));
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < 4.5) bad.add(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
@@ -336,15 +329,17 @@ CONTRAST = """
 """
 
 
-@pytest.mark.parametrize("name", sorted(ENGINES))
-def test_looks(name: str, site, open_tab, keep) -> None:
+def test_looks(site, open_tab, keep) -> None:
     """Each state is kept as a picture, dark and narrow."""
     page = open_tab(color_scheme="dark")
-    page.goto(f"{site.url}/deployments/{name}/engines/{ENGINES[name]}")
-    wait_live(page)
-    keep(page, f"engine-{name}-dark")
-    page.set_viewport_size({"width": 360, "height": 800})
-    keep(page, f"engine-{name}-dark-narrow")
+    for name, engine in sorted(ENGINES.items()):
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(f"{site.url}/deployments/{name}/engines/{engine}")
+        wait_live(page)
+        expect(page.locator("#drift-chart canvas")).to_be_visible()
+        keep(page, f"engine-{name}-dark")
+        page.set_viewport_size({"width": 360, "height": 800})
+        keep(page, f"engine-{name}-dark-narrow")
 
 
 def test_looks_of_an_empty_fleet(serve, open_tab, keep) -> None:

@@ -12,10 +12,9 @@ from rankscope_server.domain.ports import Rankscope
 from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.guidance import order_by_need, summarise
 from rankscope_server.web.links import element_id
+from rankscope_server.web.recent import recent_series
 from rankscope_server.web.templating import Templates
 
-CHART_WINDOW_SECONDS = 900
-CHART_POINTS = 900
 KEPT_PAGES = 256
 
 Kept = TypeVar("Kept")
@@ -109,9 +108,7 @@ class LiveFragments:
         kept = self._series.get(key)
         if kept is not None and kept[0] == second:
             return kept[1]
-        series = await self._rankscope.series(
-            deployment, engine, second - CHART_WINDOW_SECONDS, second + 1, CHART_POINTS
-        )
+        series = await recent_series(self._rankscope, deployment, engine)
         _keep(self._series, key, (second, series))
         return series
 

@@ -14,8 +14,8 @@ from rankscope_server.web.actor import actor_of
 from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.guidance import order_by_need, summarise
 from rankscope_server.web.links import engine_path, fix_path, fleet_path
-from rankscope_server.web.live import CHART_POINTS, CHART_WINDOW_SECONDS
 from rankscope_server.web.openapi_page import list_operations
+from rankscope_server.web.recent import recent_series
 from rankscope_server.web.templating import Templates
 from rankscope_server.web.words import sentence
 
@@ -46,8 +46,7 @@ def create_page_router(rankscope: Rankscope, templates: Templates, app: FastAPI)
         view = rankscope.engine(deployment, engine)
         if view is None:
             raise HTTPException(status.HTTP_404_NOT_FOUND, f"No engine {engine} of a deployment {deployment} is known.")
-        now = rankscope.fleet().now_unix
-        series = await rankscope.series(deployment, engine, now - CHART_WINDOW_SECONDS, now + 1, CHART_POINTS)
+        series = await recent_series(rankscope, deployment, engine)
         return templates.page(
             "engine.html", page=engine_path(deployment, engine), view=view, table=tabulate_drift(series)
         )

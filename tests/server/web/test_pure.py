@@ -16,6 +16,7 @@ from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.guidance import assess_card, assess_engine, order_by_need, summarise
 from rankscope_server.web.links import element_id
 from rankscope_server.web.live import Fragment, Outbox
+from rankscope_server.web.recent import from_first_sample
 from rankscope_server.web.sparkline import draw_sparkline
 from rankscope_server.web.streams import announce
 from rankscope_server.web.strip import draw_strip
@@ -273,6 +274,20 @@ class TestChartFeed:
         event = feed.advance(Series([1.0], ["pp0", "pp1"], [[0.0], [0.0]]))
         assert event is not None
         assert event.name == "series"
+
+
+def test_series_begins_with_the_first_sample() -> None:
+    """The time before anything was known is left out; a gap later on is not."""
+    series = Series([1.0, 2.0, 3.0, 4.0], ["pp0", "pp1"], [[None, None, None, 2.0], [None, 0.0, None, 0.0]])
+    shown = from_first_sample(series)
+    assert (shown.times_unix, shown.values) == ([2.0, 3.0, 4.0], [[None, None, 2.0], [0.0, None, 0.0]])
+    assert from_first_sample(Series([1.0], ["pp0"], [[None]])) == Series([], ["pp0"], [[]])
+
+
+def test_long_ids_keep_both_ends() -> None:
+    """Engine ids that begin alike can be told apart."""
+    assert words.short_engine("baseline-b4cab5") == "baseline-b4cab5"
+    assert words.short_engine("7c1d90e2-b44f-4be0-9d0f-1a2b3c4d5e6f") == "7c1d90e2\N{HORIZONTAL ELLIPSIS}5e6f"
 
 
 def test_announcements() -> None:

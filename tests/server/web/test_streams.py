@@ -37,7 +37,7 @@ def test_sends_only_what_changed(follow, fake: FakeRankscope) -> None:  # type: 
         assert changed.data.count("<hx-partial") == 1
         assert 'hx-target="#engine-headline"' in changed.data
         assert "At step 413 they parted." in changed.data
-        assert (await reader.next("announce")).data == "baseline 7c1d90e2b4… is now parted."
+        assert (await reader.next("announce")).data == "baseline 7c1d90e2b44f4be0 is now parted."
 
     follow(ENGINE, body)
 
