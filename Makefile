@@ -48,6 +48,7 @@ lab-down: setup ## End whatever a lab that crashed has left behind
 
 test: lab-setup ## All tests, real vLLM and browser included; a missing tool is a failure
 	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest --ignore tests/vllm/equivalence $(PYTEST_ARGS)
+	@$(BIN)/uv pip install --quiet --python $(LAB_VENV)/bin/python -r tests/requirements-vllm.txt
 	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
 
 test-fast: setup ## Tests that need neither vLLM nor a browser
