@@ -3,6 +3,7 @@
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -129,15 +130,20 @@ def _serve_or_run(options: argparse.Namespace, mask: signals.Mask) -> int:
 
             return serve(settings)
         command = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
-        if not command:
-            return _complain("run: no command; write it after --, as in `rankscope-exporter run -- vllm serve MODEL`")
-        from rankscope_exporter.serve.child import run  # noqa: PLC0415
+        if command:
+            from rankscope_exporter.serve.child import run  # noqa: PLC0415
 
-        return run(command, settings, os.environ, mask)
+            return run(command, settings, os.environ, mask)
+        problems = ["run: no command; write it after --, as in `rankscope-exporter run -- vllm serve MODEL`"]
     except ValidationError as error:
-        return _complain(*(_setting_problem(problem, given) for problem in error.errors(include_url=False)))
+        problems = [_setting_problem(problem, given) for problem in error.errors(include_url=False)]
     except SettingsError as error:
-        return _complain(str(error))
+        problems = [str(error)]
+    if options.command == "run":
+        signals.restore(mask)
+    for problem in problems:
+        sys.stderr.write(f"rankscope-exporter: {problem}\n")
+    return 2
 
 
 def _setting_problem(problem: Any, given: dict[str, Any]) -> str:
@@ -148,16 +154,13 @@ def _setting_problem(problem: Any, given: dict[str, Any]) -> str:
     return f"{source}: {problem['msg']} (got {problem['input']!r})"
 
 
-def _complain(*lines: str) -> int:
-    for line in lines:
-        sys.stderr.write(f"rankscope-exporter: {line}\n")
-    return 2
-
-
 def _doctor(*, as_json: bool) -> int:
     from rankscope_exporter.doctor import examine  # noqa: PLC0415  # imports vLLM, which takes seconds
 
-    return examine(as_json=as_json)
+    # vLLM logs to standard output while it is imported, and that holds the answer.
+    write = sys.stdout.write
+    with contextlib.redirect_stdout(sys.stderr):
+        return examine(as_json=as_json, write=write)
 
 
 if __name__ == "__main__":

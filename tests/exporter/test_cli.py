@@ -2,6 +2,8 @@
 The command line, as a person meets it.
 """
 
+import importlib.util
+import json
 import os
 import re
 import signal
@@ -84,7 +86,10 @@ def test_bad_settings(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
     assert main([*arguments, "--port", "0"] if "--host" in arguments else arguments) == 2
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
@@ -166,6 +171,18 @@ def test_port_in_use(flight_dir: Path) -> None:
 
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with --port" in done.stderr
+
+
+@pytest.mark.integration
+def test_doctor_without_vllm() -> None:
+    """Where vLLM is not installed, the doctor says so on standard output, as JSON if asked, and ends with 1."""
+    if importlib.util.find_spec("vllm"):
+        pytest.skip("vLLM is installed here: run this test where it is not")
+
+    done = subprocess.run([*PROGRAM, "doctor", "--json"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "run this with the Python that runs vLLM" in json.loads(done.stdout)["problems"][0]
 
 
 @pytest.mark.integration

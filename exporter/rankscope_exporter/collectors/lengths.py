@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import Metric
 
 from rankscope_exporter.collectors.families import Families
+from rankscope_exporter.collectors.labels import Labels
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import metrics as m
 from rankscope_exporter.flight.layout import BUCKET_BOUNDS
@@ -37,18 +38,23 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
         histograms = rank.histograms
         if histograms.samples:
             out.add(m.LENGTH_SAMPLES, rank, histograms.samples)
-            _histogram(out.family(m.STATE_LENGTH), rank, histograms.state, histograms.state_sum)
-            _histogram(out.family(m.SCHEDULER_LENGTH), rank, histograms.scheduler, histograms.scheduler_sum)
+            bounds = [(rank.labels.more(le=bound), index) for bound, index in BUCKETS]
+            _histogram(out.family(m.STATE_LENGTH), rank.labels, bounds, histograms.state, histograms.state_sum)
+            _histogram(
+                out.family(m.SCHEDULER_LENGTH), rank.labels, bounds, histograms.scheduler, histograms.scheduler_sum
+            )
     return out
 
 
-def _histogram(family: Metric, rank: RankReading, counts: Sequence[int], total: int) -> None:
-    labels = rank.labels
+def _histogram(
+    family: Metric, labels: Labels, bounds: Sequence[tuple[Labels, int]], counts: Sequence[int], total: int
+) -> None:
+    bucket = f"{family.name}_bucket"
     below = 0
     done = 0
-    for bound, index in BUCKETS:
+    for bound, index in bounds:
         below += sum(counts[done : index + 1])
         done = index + 1
-        family.add_sample(f"{family.name}_bucket", labels.more(le=bound), below)
+        family.add_sample(bucket, bound, below)
     family.add_sample(f"{family.name}_count", labels, below)
     family.add_sample(f"{family.name}_sum", labels, total)
