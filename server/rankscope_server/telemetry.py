@@ -56,6 +56,11 @@ class ServerCollector(Collector):
         ranks = GaugeMetricFamily(
             "rankscope_server_ranks", "Ranks that an exporter speaks of.", labels=["deployment", "exporter"]
         )
+        lost = CounterMetricFamily(
+            "rankscope_server_steps_lost",
+            "Steps that a rank's ring no longer held when the server came to ask for them.",
+            labels=["deployment", "exporter"],
+        )
         now = self._board.clock.now()
         for poller in self._pollers:
             track = poller.track
@@ -66,7 +71,8 @@ class ServerCollector(Collector):
             spent.add_metric(own, poller.counts.seconds)
             up.add_metric(own, 0 if track.facts().out_of_reach(now) else 1)
             ranks.add_metric(own, len(track.ranks))
-        yield from (polls, failures, spent, up, ranks)
+            lost.add_metric(own, track.lost)
+        yield from (polls, failures, spent, up, ranks, lost)
         found = GaugeMetricFamily(
             "rankscope_server_findings_open", "Findings that are open.", labels=["deployment", "kind"]
         )

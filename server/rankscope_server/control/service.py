@@ -475,7 +475,8 @@ class Service:
         await self._record(row, generation)
 
     def _row(self, actor: str, deployment: str, engine: str, action: str, *, detail: str, outcome: str) -> AuditRow:
-        return AuditRow(self._clock.now().unix, actor, deployment, engine, action, detail, outcome)
+        # Names may come from an address that somebody typed: no longer than the store has room for.
+        return AuditRow(self._clock.now().unix, actor[:128], deployment[:64], engine[:256], action, detail, outcome)
 
     def _hurry(self, deployment: str) -> None:
         for poller in self.pollers:

@@ -77,6 +77,8 @@ class ExporterTrack:
     """What is wrong now, by path."""
     control: bool | None = None
     unreadable: tuple[str, ...] = ()
+    lost: int = 0
+    """Steps that a ring no longer held when they were asked for."""
 
     def absorb_ranks(self, answer: RanksAnswer, now: Moment) -> None:
         """
@@ -108,6 +110,7 @@ class ExporterTrack:
         self.cursor = header.cursor
         unknown = False
         for head, records in zip(header.ranks, frame.records, strict=True):
+            self.lost += max(0, head.lost)
             track = self.ranks.get(head.key)
             if track is None:
                 unknown = True
