@@ -211,7 +211,7 @@ def _pip(environment: Environment, arguments: Sequence[str], what: str, progress
             reader.join(0.5)
             if time.monotonic() - told >= 10:
                 told = time.monotonic()
-                progress(f"  {told - began:.0f} s: {_shortened(lines[-1]) if lines else 'pip is working'}")
+                progress(f"  {told - began:.0f} s: {_shortened(lines)}")
     except BaseException:
         process.terminate()
         process.wait()
@@ -232,5 +232,9 @@ def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
         lines.extend(line.rstrip() for line in process.stdout if line.strip())
 
 
-def _shortened(line: str) -> str:
+def _shortened(lines: Sequence[str]) -> str:
+    """
+    The last thing that pip said it does; its warnings are of no use to who waits.
+    """
+    line = next((line.strip() for line in reversed(lines) if not line.startswith("WARNING")), "pip is working")
     return line if len(line) <= 100 else f"{line[:97]}..."
