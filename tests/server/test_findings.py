@@ -236,6 +236,14 @@ def test_an_exporter_that_is_not_reached_makes_no_wedge():
     assert blind.sentence == "the exporter of pp0 and pp1 last answered 60 s ago: connection refused"
 
 
+def test_a_server_that_had_no_time_to_ask_blames_no_exporter():
+    """Data of some seconds are old only if somebody failed to answer."""
+    ranks = two(made_records(1, 9), made_records(1, 9))
+    later = Moment(NOW.unix + 5, NOW.monotonic + 5)
+    assert kinds(look(*ranks, now=later, answered=NOW.monotonic)) == set()
+    assert kinds(look(*ranks, now=later, answered=NOW.monotonic, error="timed out")) == {FindingKind.BLIND}
+
+
 def frozen(quiet, step=72):
     records = np.concatenate([made_records(1, step - 1), made_record(step, Phase.SCHEDULED)])
     return two(records, records, quiet=quiet)

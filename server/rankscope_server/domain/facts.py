@@ -19,7 +19,12 @@ An engine without a step in flight is idle when its last step is older than this
 
 REACH_SECONDS = 3.0
 """
-An exporter whose last answer is older than this is out of reach: what it said is old.
+An exporter that fails to answer, and whose last answer is older than this, is out of reach.
+"""
+
+SILENT_SECONDS = 8.0
+"""
+The same without a failure: a server that has no time to ask, on a machine that is overloaded, blames no exporter before.
 """
 
 
@@ -122,7 +127,8 @@ class ExporterFacts:
         """
         Whether what it said is too old to be trusted.
         """
-        return now.monotonic - (self.since if self.answered is None else self.answered) > REACH_SECONDS
+        silent = now.monotonic - (self.since if self.answered is None else self.answered)
+        return silent > (REACH_SECONDS if self.error else SILENT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
