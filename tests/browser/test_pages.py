@@ -252,6 +252,7 @@ def test_markup_in_data_is_text(site, open_tab) -> None:
     page.goto(site.url)
     wait_live(page)
     evil = '<b hx-get="/audit" hx-trigger="load" onclick="x()">evil</b><hx-partial hx-target="body">gone</hx-partial>'
+    site.fake.now += 1
     site.fake.show(dataclasses.replace(views.drifting(), headline=evil))
 
     expect(page.locator("#deployment-baseline .headline")).to_contain_text('<b hx-get="/audit"')

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
-from rankscope_server.domain.model import EngineView, FleetView, Series
+from markupsafe import Markup
+
+from rankscope_server.domain.model import DeploymentCard, EngineView, FleetView, Series
 from rankscope_server.domain.ports import Rankscope
 from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.guidance import order_by_need, summarise
@@ -16,6 +18,10 @@ from rankscope_server.web.recent import recent_series
 from rankscope_server.web.templating import Templates
 
 KEPT_PAGES = 256
+CARD_SECONDS = 1.0
+"""
+Time for which a card of the fleet page may lag behind in figures; never in anything that `urgent` names.
+"""
 
 Kept = TypeVar("Kept")
 
@@ -50,6 +56,17 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
+class RenderedCard:
+    """
+    A card of the fleet page with what it was rendered from.
+    """
+
+    card: DeploymentCard
+    at_unix: float
+    fragment: Fragment
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFragments:
     """
     What a stream of an engine page sends.
@@ -69,6 +86,7 @@ class LiveFragments:
         self._rankscope = rankscope
         self._templates = templates
         self._fleet: tuple[int, tuple[FleetView, tuple[Fragment, ...]]] | None = None
+        self._cards: dict[str, RenderedCard] = {}
         self._engines: OrderedDict[tuple[str, str], tuple[int, EngineFragments]] = OrderedDict()
         self._series: OrderedDict[tuple[str, str], tuple[int, Series]] = OrderedDict()
 
@@ -112,14 +130,23 @@ class LiveFragments:
         _keep(self._series, key, (second, series))
         return series
 
+    def fleet_cards(self) -> dict[str, Markup]:
+        """
+        The cards of the fleet page by deployment, as they were rendered last: a page need not render them again.
+        """
+        self.fleet()
+        return self._card_markup()
+
+    def _card_markup(self) -> dict[str, Markup]:
+        # Our own templates made them, with everything in them escaped.
+        return {name: Markup(card.fragment.html) for name, card in self._cards.items()}  # noqa: S704
+
     def _render_fleet(self, view: FleetView) -> tuple[Fragment, ...]:
         ordered = order_by_need(view.deployments)
-        cards = tuple(
-            _fragment(element_id("deployment", card.name), self._templates.block("fleet.html", "deployment", card=card))
-            for card in ordered
-        )
+        self._cards = {card.name: self._render_card(card, view.now_unix) for card in ordered}
+        cards = tuple(rendered.fragment for rendered in self._cards.values())
         summary = self._templates.block("fleet.html", "summary", summary=summarise(view), problems=view.problems)
-        listing = self._templates.block("fleet.html", "deployments", deployments=ordered)
+        listing = self._templates.block("fleet.html", "deployments", deployments=ordered, rendered=self._card_markup())
         order = "\n".join(card.id for card in cards)
         return (
             _fragment("fleet-summary", summary),
@@ -127,12 +154,30 @@ class LiveFragments:
             *cards,
         )
 
+    def _render_card(self, card: DeploymentCard, now_unix: float) -> "RenderedCard":
+        kept = self._cards.get(card.name)
+        if kept is not None and (
+            kept.card == card or (0 <= now_unix - kept.at_unix < CARD_SECONDS and not urgent(kept.card, card))
+        ):
+            return kept
+        html = self._templates.block("fleet.html", "deployment", card=card)
+        return RenderedCard(card, now_unix, _fragment(element_id("deployment", card.name), html))
+
     def _render_engine(self, view: EngineView, series: Series) -> tuple[Fragment, ...]:
         context = {"view": view, "table": tabulate_drift(series)}
         return tuple(
             _fragment(f"engine-{name.replace('_', '-')}", self._templates.block("engine.html", name, **context), pace)
             for name, pace in ENGINE_FRAGMENTS.items()
         )
+
+
+def urgent(before: DeploymentCard, now: DeploymentCard) -> bool:
+    """
+    Whether a card has changed in a way that is shown at once: state, problems, fix, or which engines there are.
+    """
+    return any(getattr(before, name) != getattr(now, name) for name in ("state", "problems", "fix_state")) or [
+        (engine.engine, engine.state) for engine in before.engines
+    ] != [(engine.engine, engine.state) for engine in now.engines]
 
 
 class Outbox:

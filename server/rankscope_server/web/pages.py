@@ -14,6 +14,7 @@ from rankscope_server.web.actor import actor_of
 from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.guidance import order_by_need, summarise
 from rankscope_server.web.links import engine_path, fix_path, fleet_path
+from rankscope_server.web.live import LiveFragments
 from rankscope_server.web.openapi_page import list_operations
 from rankscope_server.web.recent import recent_series
 from rankscope_server.web.templating import Templates
@@ -24,19 +25,20 @@ AUDIT_ROWS = 200
 Switch = Literal["on", "off"]
 
 
-def create_page_router(rankscope: Rankscope, templates: Templates, app: FastAPI) -> APIRouter:
+def create_page_router(rankscope: Rankscope, templates: Templates, live: LiveFragments, app: FastAPI) -> APIRouter:
     """
     The routes of the pages. `app` is asked for its OpenAPI description when the API page is read.
     """
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
     @router.get("/")
-    def fleet() -> str:
-        view = rankscope.fleet()
+    async def fleet() -> str:
+        view, _ = live.fleet()
         return templates.page(
             "fleet.html",
             page=fleet_path(),
             deployments=order_by_need(view.deployments),
+            rendered=live.fleet_cards(),
             summary=summarise(view),
             problems=view.problems,
         )

@@ -50,7 +50,7 @@ def test_fleet(templates: Templates, golden: Golden) -> None:
     summary = templates.block(
         "fleet.html", "summary", summary=summarise(view), problems=("the store cannot be written: free some space",)
     )
-    listing = templates.block("fleet.html", "deployments", deployments=order_by_need(view.deployments))
+    listing = templates.block("fleet.html", "deployments", deployments=order_by_need(view.deployments), rendered={})
     golden("fleet.html", tidy(summary + listing))
 
 
@@ -58,7 +58,9 @@ def test_empty_fleet(templates: Templates, golden: Golden) -> None:
     """An empty fleet says how to fill it."""
     view = FleetView(views.NOW, ())
     summary = templates.block("fleet.html", "summary", summary=summarise(view), problems=())
-    golden("fleet-empty.html", tidy(summary + templates.block("fleet.html", "deployments", deployments=())))
+    golden(
+        "fleet-empty.html", tidy(summary + templates.block("fleet.html", "deployments", deployments=(), rendered={}))
+    )
 
 
 @pytest.mark.parametrize("refusal", ["", "the engine is wedged: restart vLLM"], ids=["possible", "refused"])

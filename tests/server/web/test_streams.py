@@ -90,10 +90,22 @@ def test_fleet_sends_one_card(follow, fake: FakeRankscope) -> None:  # type: ign
     async def body(reader) -> None:  # type: ignore[no-untyped-def]
         first = await reader.next("")
         assert first.data.count("<hx-partial") == 2
+        fake.now += 1  # Figures and sentences of a card may lag by a second.
         fake.show(dataclasses.replace(views.drifting(), headline="Still drifting."))
         changed = await reader.next("")
         assert changed.data.count("<hx-partial") == 1
         assert 'hx-target="#deployment-baseline"' in changed.data
+
+    follow("/live/fleet", body)
+
+
+def test_fleet_shows_a_new_state_at_once(follow, fake: FakeRankscope) -> None:  # type: ignore[no-untyped-def]
+    """A state that changes is not held back, however short a time ago the card was rendered."""
+
+    async def body(reader) -> None:  # type: ignore[no-untyped-def]
+        await reader.next("heartbeat")
+        fake.show(dataclasses.replace(views.drifting(), state=State.PARTED))
+        assert ">parted<" in (await reader.next("")).data
 
     follow("/live/fleet", body)
 
