@@ -77,7 +77,8 @@ docs: setup ## Generate docs/metrics.md from the metric contract
 	@$(BIN)/rankscope-exporter metrics-doc > docs/metrics.md
 
 lock: setup ## Pin the server's dependencies anew
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-package rankscope-exporter --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" -o server/requirements.lock server/pyproject.toml
+	@echo 'rankscope-exporter @ file://$(CURDIR)/exporter' > $(VENV)/local.txt
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --no-annotate --no-header --no-emit-package rankscope-exporter --no-emit-index-url --no-emit-find-links --override $(VENV)/local.txt -o server/requirements.lock server/pyproject.toml
 
 clean: ## Remove environments and what runs have left
 	@rm -rf $(VENV) .venv-vllm var .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -92,7 +92,9 @@ def bare_loop(runner: Runner, scheduler_output: Any) -> tuple[int, int, int, int
     cached = scheduler_output.scheduled_cached_reqs
     requests = runner.requests
     total = wanted_total = computed_total = worst = 0
-    for request_id, wanted, computed in zip(cached.req_ids, cached.num_output_tokens, cached.num_computed_tokens, strict=True):
+    for request_id, wanted, computed in zip(
+        cached.req_ids, cached.num_output_tokens, cached.num_computed_tokens, strict=True
+    ):
         length = len(requests[request_id].output_token_ids)
         total += length
         wanted_total += wanted
