@@ -6,6 +6,7 @@ The simulation writes real flight files through the real recorder; exporters and
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import time
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     targets.unlink(missing_ok=True)
     for log in directory.glob("*.log"):
         log.unlink()
+    # A demo tells its story from the beginning: what was turned on in the last one is not wanted in this one.
+    shutil.rmtree(directory / "server", ignore_errors=True)
     simulation = Child(
         (*_module("rankscope_exporter"), "simulate", "--hold", str(options.hold), "--restart-after", str(options.restart_after),
          "--targets-file", str(targets)),
