@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
          "--data-dir", str(directory / "server"), *(["--open"] if options.open else [])),
         os.environ, directory / "server.log",
     )  # fmt: skip
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
     try:
