@@ -13,6 +13,7 @@ STAMP := $(VENV)/.rankscope-installed
 PORT ?= 8700
 HOLD ?= 180
 BENCH ?=
+OPEN ?= $(if $(DISPLAY)$(WAYLAND_DISPLAY),--open)
 PYTEST_ARGS ?=
 
 .PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift docs lock clean
@@ -35,10 +36,10 @@ lab-setup: setup ## Environment with a real vLLM on CPU (.venv-vllm, 3.3 GB, min
 	@$(BIN)/python -m rankscope_lab setup
 
 run: lab-setup ## Server and lab: two real vLLM engines, and the page that shows them
-	@$(BIN)/python -m rankscope_lab run --port $(PORT) --hold $(HOLD)
+	@$(BIN)/python -m rankscope_lab run --port $(PORT) --hold $(HOLD) $(OPEN)
 
 demo: setup ## The same pages with simulated ranks, in seconds, without vLLM
-	@$(BIN)/python -m rankscope_lab.demo --port $(PORT)
+	@$(BIN)/python -m rankscope_lab.demo --port $(PORT) $(OPEN)
 
 lab: lab-setup ## The two engines, their exporters and traffic, without the server
 	@$(BIN)/python -m rankscope_lab up --hold $(HOLD)

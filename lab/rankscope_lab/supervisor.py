@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -171,6 +172,7 @@ class Supervisor:
             self._start()
             await self._until_dashboard()
             await asyncio.gather(*(self._until_ready(deployment) for deployment in self._deployments))
+            self._show()
             await self._serve()
         except EngineError as error:
             raise LabError(str(error)) from error
@@ -219,7 +221,6 @@ class Supervisor:
         command = [
             *(sys.executable, "-m", "rankscope_server", "serve", "--config", str(options.directory / "targets.yaml")),
             *("--port", str(port), "--data-dir", str(options.directory / "server")),
-            *(["--open"] if options.open_browser else []),
         ]
         return Child(command, dict(os.environ), options.directory / "server.log")
 
@@ -232,6 +233,17 @@ class Supervisor:
             msg = f"the dashboard does not answer on port {port}; is it taken? --port names another\n{self._server.log_tail()}"
             raise LabError(msg)
         self._say(f"dashboard: http://127.0.0.1:{port}")
+
+    def _show(self) -> None:
+        """
+        Lead to the page, now that it shows both engines.
+        """
+        if self._server is None:
+            return
+        url = f"http://127.0.0.1:{self._options.server_port}"
+        self._say(f"both engines are on {url}: open `canary` there, turn the trim fix on, and compare")
+        if self._options.open_browser:
+            webbrowser.open(url)
 
     def _write_files(self) -> None:
         options = self._options
