@@ -86,6 +86,8 @@ def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, r
             tokens, requests, _ = latest
             parts.append(
                 f"{ranks[row].label} counts up to {tokens} tokens more than the scheduler in {requests} requests"
+                if tokens > 0
+                else f"{ranks[row].label} counted more tokens than the scheduler, and agrees with it now"
             )
     clean = [
         rank.label
