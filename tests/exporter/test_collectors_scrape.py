@@ -63,7 +63,7 @@ def test_values(scrape: Make, rank_file: Make) -> None:
         "step_request_state_length_max_tokens": 30, "step_scheduler_length_sum_tokens": 40, "step_scheduler_length_max_tokens": 22,
         "drift_sum_tokens": 10, "drift_max_tokens": 8, "drifting_requests": 2, "trimmed_tokens_total": 7, "scheduled_tokens": 33,
         "speculative_requests": 4, "batch_requests": 6, "masked_requests": 3, "mask_known": 1, "guard_broadcasts_total": 4, "guard_skips_total": 1,
-        "collectives_posted_total": 4, "collectives_completed_total": 3, "collective_width_columns": 4, "own_step_seconds": 2e-6,
+        "collectives_posted_total": 4, "collectives_completed_total": 3, "collective_width_columns": 4, "own_measured_steps_total": 0,
         "own_seconds_total": 9e-6, "faults_total": 2,
     }  # fmt: skip
     assert {name: value(f"rankscope_{name}", labels()) for name in expected} == expected

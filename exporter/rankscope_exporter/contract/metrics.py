@@ -7,6 +7,8 @@ A sample that would say something unknown is left out; it is never 0 instead.
 from dataclasses import dataclass
 from typing import Literal
 
+from rankscope_exporter.flight.layout import OWN_TIME_STEPS
+
 RANK_LABELS = ("engine", "dp_rank", "pp_rank", "tp_rank")
 """
 Labels of every metric of a rank.
@@ -216,14 +218,14 @@ OWN_SECONDS = MetricSpec(
     "counter",
     "own",
     "seconds",
-    "Time that Rankscope's hooks took inside the rank's steps.",
+    f"Time that Rankscope's hooks took inside steps, measured in one step of {OWN_TIME_STEPS}.",
 )
-OWN_STEP_SECONDS = MetricSpec(
-    "rankscope_own_step_seconds",
-    "gauge",
+OWN_STEPS = MetricSpec(
+    "rankscope_own_measured_steps_total",
+    "counter",
     "own",
-    "seconds",
-    "Time that Rankscope's hooks took in the last step that is done.",
+    "steps",
+    "Steps in which Rankscope's own time was measured: own seconds over these is the time per step.",
 )
 
 EXPORTER_INFO = MetricSpec(
