@@ -41,7 +41,6 @@ class Control:
         """
         mitigation, generation, effective_step, desired = layout.decode_control(word)
         words = self.words
-        on_time = word == self._seen or step <= effective_step or effective_step == 0
         if word != self._seen:
             self._seen = word
             words[layout.ACK_OBSERVED] = word
@@ -53,7 +52,7 @@ class Control:
             return
         self.settled = word
         self.generation = generation
-        words[layout.ACK_OUTCOME] = self._act(mitigation, desired=desired, on_time=on_time)
+        words[layout.ACK_OUTCOME] = self._act(mitigation, desired=desired, on_time=effective_step in (0, step))
         words[layout.ACK_STATE] = self.state
         words[layout.ACK_STEP] = step
         words[layout.ACK_WORD] = word
