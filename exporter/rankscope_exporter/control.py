@@ -52,10 +52,11 @@ class Control:
             return
         self.settled = word
         self.generation = generation
-        words[layout.ACK_OUTCOME] = self._act(mitigation, desired=desired, on_time=effective_step in (0, step))
+        outcome = self._act(mitigation, desired=desired, on_time=effective_step in (0, step))
         words[layout.ACK_STATE] = self.state
         words[layout.ACK_STEP] = step
         words[layout.ACK_WORD] = word
+        words[layout.ACK_OUTCOME] = outcome  # last, as readers look at it first: what it speaks of is there then
         self._on_change()
 
     def _act(self, mitigation: int, *, desired: bool, on_time: bool) -> ControlOutcome:

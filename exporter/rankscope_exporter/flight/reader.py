@@ -210,12 +210,13 @@ class FlightFile:
         The control area.
         """
         words = self._words
+        outcome = int(words[layout.ACK_OUTCOME])  # first: the rank writes it last
         return Control(
             requested_word=int(words[layout.CONTROL_REQUEST]),
             observed_word=int(words[layout.ACK_OBSERVED]),
             acted_word=int(words[layout.ACK_WORD]),
             acted_step=int(words[layout.ACK_STEP]),
-            outcome=_member(ControlOutcome, int(words[layout.ACK_OUTCOME]), ControlOutcome.NONE),
+            outcome=_member(ControlOutcome, outcome, ControlOutcome.NONE),
             mitigation_state=_member(MitigationState, int(words[layout.ACK_STATE]), MitigationState.UNKNOWN_CODE),
         )
 
