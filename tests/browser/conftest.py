@@ -88,7 +88,7 @@ def site(serve: Callable[[FakeRankscope], Site]) -> Site:
     return serve(fake)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[object]:
     """
     The browser.
