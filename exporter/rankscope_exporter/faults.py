@@ -7,7 +7,12 @@ The host comes first, as in `capture_internal_exceptions` of error reporters: an
 import logging
 from collections.abc import Callable
 
-logger = logging.getLogger("rankscope")
+LOGGER = "vllm.rankscope"
+"""
+A child of vLLM's logger: what we say stands in vLLM's log, in its format. Root loggers of workers swallow warnings.
+"""
+
+logger = logging.getLogger(LOGGER)
 
 
 class Faults:

@@ -10,7 +10,9 @@ import logging
 import os
 from typing import Any
 
-logger = logging.getLogger("rankscope")
+from rankscope_exporter.faults import LOGGER
+
+logger = logging.getLogger(LOGGER)
 
 _MARK = "_rankscope"
 

@@ -13,7 +13,7 @@ from typing import Any
 from rankscope_exporter.contract.http import HookReport, MitigationReport, RankIdentity
 from rankscope_exporter.contract.words import HookState, MitigationState
 from rankscope_exporter.control import Control
-from rankscope_exporter.faults import Faults
+from rankscope_exporter.faults import LOGGER, Faults
 from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter
 from rankscope_exporter.hooks import targets, wrappers
@@ -23,7 +23,7 @@ from rankscope_exporter.recorder import Recorder
 from rankscope_exporter.retention import remove_expired
 from rankscope_exporter.settings import WorkerSettings
 
-logger = logging.getLogger("rankscope")
+logger = logging.getLogger(LOGGER)
 
 
 class InjectedFaultError(Exception):
