@@ -52,7 +52,7 @@ class Meter:
         installation = runner._rankscope
         self._runner = runner
         self._path = directory / f"pp{installation.identity.pp_rank}.json"
-        self._hooks = {name: runner.__dict__[name] for name in installation.hooks if name in runner.__dict__}
+        self._hooks = dict(installation.wrappers)
         self._on = True
         self._steps = 0
         self._cpu_ns = 0

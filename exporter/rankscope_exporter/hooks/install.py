@@ -49,7 +49,8 @@ class Installation:
         )
         self.faults = Faults(settings.fault_limit, self.remove)
         self._settings = settings
-        self._ours: dict[str, Callable[..., Any]] = {}
+        self.wrappers: dict[str, Callable[..., Any]] = {}
+        """What was set on the runner, by the name of the method that it stands for."""
         self._replaced: dict[str, Any] = {}
 
     def start_fix(self) -> None:
@@ -104,7 +105,7 @@ class Installation:
             usable = set()
         for name, wrapper in self._make_wrappers(self.recorder, usable).items():
             self._replaced[name] = self.runner.__dict__.get(name)
-            self._ours[name] = wrapper
+            self.wrappers[name] = wrapper
             setattr(self.runner, name, wrapper)
         self.publish()
 
@@ -156,7 +157,7 @@ class Installation:
         self.publish()
 
     def _restore(self, hook: str) -> None:
-        ours, replaced = self._ours.pop(hook, None), self._replaced.pop(hook, None)
+        ours, replaced = self.wrappers.pop(hook, None), self._replaced.pop(hook, None)
         if ours is None or self.runner.__dict__.get(hook) is not ours:
             return  # somebody wrapped it after us: taking ours away would take theirs
         if replaced is None:
@@ -168,7 +169,7 @@ class Installation:
         """
         Take all hooks off and undo the fix; the flight file stays for readers.
         """
-        for hook in list(self._ours):
+        for hook in list(self.wrappers):
             self._restore(hook)
             self.hooks[hook] = HookReport(hook=hook, state=HookState.OFF, reason="uninstalled")
         if self.fix is not None:
