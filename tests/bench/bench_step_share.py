@@ -1,7 +1,9 @@
 """
 What share of a real vLLM step the hooks take: hooks on against hooks off, alternating every few steps in one engine.
 
-Also what the hooks measured of themselves. Needs the lab's environment (`make lab-setup`).
+Also what the hooks measured of themselves, without a goal: they are the first to run after the rank has waited for
+its next batch, so they pay for cold caches that vLLM's own next line pays for without them. Needs the lab's
+environment (`make lab-setup`).
 """
 
 import argparse
@@ -26,7 +28,7 @@ def main() -> int:
     Print the figures.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of traffic")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of traffic")
     seconds = parser.parse_args().seconds
     figures = Figures("step_share")
     lab = environment.default(os.environ)
