@@ -48,7 +48,8 @@ class FlightWriter:
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(descriptor, 0, size)
-                self._map = mmap.mmap(descriptor, size)
+                # Populated now: a step that touches a page of the ring for the first time must not pay for it.
+                self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             finally:
                 os.close(descriptor)
             self.memory = memoryview(self._map)
