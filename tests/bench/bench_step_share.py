@@ -1,9 +1,9 @@
 """
 What share of a real vLLM step the hooks take: hooks on against hooks off, alternating every few steps in one engine.
 
-Also what the hooks measured of themselves, without a goal: they are the first to run after the rank has waited for
-its next batch, so they pay for cold caches that vLLM's own next line pays for without them. Needs the lab's
-environment (`make lab-setup`).
+Also what the hooks measured of themselves. They are the first to run after the rank has waited for its next batch, so
+a part of it is cold caches, which vLLM's own next line pays for without them. Needs the lab's environment
+(`make lab-setup`).
 """
 
 import argparse
