@@ -21,6 +21,7 @@ from rankscope_exporter.contract.words import HookState, MitigationState
 from rankscope_exporter.hooks import targets
 from rankscope_exporter.identity import read_vllm_version
 from rankscope_exporter.mitigations import trim
+from rankscope_exporter.plugin import is_off
 from rankscope_exporter.settings import WorkerSettings
 
 RUNNER_MODULE, RUNNER_CLASS = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
@@ -119,7 +120,7 @@ def assess_reports(hooks: list[HookReport], mitigations: list[MitigationReport])
 
 def _plugin_problems(environment: Mapping[str, str]) -> list[str]:
     problems = []
-    if environment.get("RANKSCOPE_ENABLED", "1").strip().lower() in {"0", "false", "no", "off"}:
+    if is_off(environment):
         problems.append("RANKSCOPE_ENABLED turns Rankscope off: unset it")
     if PLUGIN_NAME not in {point.name for point in metadata.entry_points(group=PLUGIN_GROUP)}:
         problems.append(

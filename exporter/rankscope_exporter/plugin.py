@@ -8,6 +8,7 @@ engine core and helper processes never run more of Rankscope than this.
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from rankscope_exporter.faults import LOGGER
@@ -17,12 +18,19 @@ logger = logging.getLogger(LOGGER)
 _MARK = "_rankscope"
 
 
+def is_off(environment: Mapping[str, str]) -> bool:
+    """
+    Whether RANKSCOPE_ENABLED turns Rankscope off; read by itself, as no other process than a worker needs the settings.
+    """
+    return environment.get("RANKSCOPE_ENABLED", "1").strip().lower() in {"0", "false", "no", "off"}
+
+
 def register() -> None:
     """
     Patch `WorkerWrapperBase.init_device`, once per process. Never raises.
     """
     try:
-        if os.environ.get("RANKSCOPE_ENABLED", "1").strip().lower() in {"0", "false", "no", "off"}:
+        if is_off(os.environ):
             return
         from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415  only there under vLLM
 
