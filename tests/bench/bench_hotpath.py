@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from figures import Figures, progress
+from standin import identity
 
-from rankscope_exporter.contract import RankIdentity
 from rankscope_exporter.hooks.install import Installation
 from rankscope_exporter.settings import WorkerSettings
 
@@ -105,21 +106,11 @@ def bare_loop(runner: Runner, scheduler_output: Any) -> tuple[int, int, int, int
     return total, wanted_total, computed_total, worst, masked
 
 
-def identity() -> RankIdentity:
-    """
-    A first rank of two.
-    """
-    return RankIdentity(
-        engine="bench", dp_rank=0, pp_rank=0, tp_rank=0, pp_size=2, tp_size=1, dp_size=1, global_rank=0, host="bench", pid=1,
-        model="bench", vllm_version="0", runner="V1", runner_class="Runner", device="cpu", exporter_version="0",
-    )  # fmt: skip
-
-
 def install(runner: Runner, directory: str) -> Installation:
     """
     The real hooks on `runner`, all of them on.
     """
-    installation = Installation(runner, identity(), WorkerSettings(flight_dir=Path(directory)))
+    installation = Installation(runner, identity(engine="bench"), WorkerSettings(flight_dir=Path(directory)))
     installation.start_fix()
     installation.start_hooks(completes=True)
     states = {report.hook: report.state.value for report in installation.hooks.values()}
