@@ -70,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
          "--data-dir", str(directory / "server"), *(["--open"] if options.open else [])),
         os.environ, directory / "server.log",
     )  # fmt: skip
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    _on_signals(_interrupt)
     began = time.monotonic()
     try:
         _say("simulated engines: starting")
@@ -93,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
+        _on_signals(signal.SIG_IGN)  # told twice, it ends as if told once
         for child in (server, simulation):
             child.stop()
         _say("ended, nothing is left running")
@@ -121,6 +121,11 @@ def _answers(url: str) -> bool:
         return httpx2.get(f"{url}/healthz", timeout=1.0).status_code == 200
     except httpx2.HTTPError:
         return False
+
+
+def _on_signals(handler: Callable[..., None] | signal.Handlers) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)
 
 
 def _interrupt(*_: object) -> None:
