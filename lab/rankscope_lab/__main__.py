@@ -16,7 +16,7 @@ from pathlib import Path
 from rankscope_lab import checkpoint, environment, processes, state, supervisor
 
 EPILOG = """\
-  setup     about 2 minutes and 4 GB the first time, a moment afterwards
+  setup     half a minute to 2 minutes and 4 GB the first time, a moment afterwards
   run       the dashboard, and all that `up` starts
   up        both engines, their exporters and traffic, until Ctrl-C; leaves no process behind
   status    what runs, and how its requests fare
@@ -78,7 +78,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("setup", parents=[where], help="make the lab's environment and checkpoints")
+    setup = commands.add_parser("setup", parents=[where], help="make the lab's environment and checkpoints")
+    setup.add_argument(
+        "--release",
+        metavar="X.Y.Z",
+        default=environment.V1_RELEASE,
+        help=f"an environment for another vLLM, such as {environment.V2_RELEASE} for the V2 model runner (%(default)s)",
+    )
     up = argparse.ArgumentParser(add_help=False)
     up.add_argument(
         "--hold",
@@ -140,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _environment(options: argparse.Namespace) -> environment.Environment:
-    return environment.Environment(options.venv.absolute()) if options.venv else environment.default(os.environ)
+    release = getattr(options, "release", environment.V1_RELEASE)
+    if options.venv:
+        return environment.Environment(options.venv.absolute(), release)
+    return environment.of_release(release, os.environ)
 
 
 def _prepare(options: argparse.Namespace) -> checkpoint.Checkpoints:

