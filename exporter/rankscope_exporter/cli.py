@@ -22,18 +22,16 @@ Every flag can be given in the environment instead: --flight-dir as RANKSCOPE_FL
   rankscope-exporter run -- vllm serve MODEL ...         start vLLM and serve beside it
   rankscope-exporter doctor                              can this vLLM be seen, and is its trim fix available?
 """
-_FLAGS = ("flight_dir", "host", "port", "control_token_file", "retention_seconds", "allowed_hosts")
+_FLAGS = (
+    "flight_dir", "host", "port", "retention_seconds", "allowed_hosts", "read_token_file", "control_token_file", "tls_cert_file", "tls_key_file",
+    "tls_client_ca_file", "max_connections", "request_seconds", "keep_alive_seconds", "request_rate", "request_burst", "failure_rate", "failure_burst",
+)  # fmt: skip
 
 
 def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flight-dir", metavar="DIR", help="directory of the flight files (/dev/shm/rankscope)")
     parser.add_argument("--host", help="address to listen on (127.0.0.1: this machine only)")
     parser.add_argument("--port", type=int, help="port to listen on (9610); 0 picks a free one")
-    parser.add_argument(
-        "--control-token-file",
-        metavar="FILE",
-        help="file with the token that control commands must bring; without a token (here or in RANKSCOPE_CONTROL_TOKEN) control is off",
-    )
     parser.add_argument(
         "--retention-seconds",
         type=float,
@@ -45,6 +43,61 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="names, separated by commas, by which clients may call besides localhost, this host's name and IP addresses",
     )
+    _add_access_flags(parser.add_argument_group("who may call", "Files are read anew when they change."))
+    _add_limit_flags(parser.add_argument_group("limits"))
+
+
+def _add_access_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--read-token-file",
+        metavar="FILE",
+        help="file with the token that every request but /healthz must bring; without a token (here or in RANKSCOPE_READ_TOKEN) "
+        "whoever reaches the address can read",
+    )
+    group.add_argument(
+        "--control-token-file",
+        metavar="FILE",
+        help="file with the token that control commands must bring, which may read too; without a token (here or in "
+        "RANKSCOPE_CONTROL_TOKEN) control is off",
+    )
+    group.add_argument(
+        "--tls-cert-file", metavar="FILE", help="certificate chain in PEM form; with it and its key, TLS is on"
+    )
+    group.add_argument("--tls-key-file", metavar="FILE", help="key of the certificate, not readable by others")
+    group.add_argument(
+        "--tls-client-ca-file",
+        metavar="FILE",
+        help="authority of client certificates: clients without one are refused (mutual TLS)",
+    )
+
+
+def _add_limit_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="connections at a time (256); one more ends the one that has been idle longest",
+    )
+    group.add_argument(
+        "--request-seconds", type=float, metavar="S", help="time for a client to send a request or to agree on TLS (10)"
+    )
+    group.add_argument(
+        "--keep-alive-seconds", type=float, metavar="S", help="how long an idle connection stays open (20)"
+    )
+    group.add_argument(
+        "--request-rate",
+        type=float,
+        metavar="N",
+        help="requests per second from one address in the long run (50); 0: no limit",
+    )
+    group.add_argument("--request-burst", type=int, metavar="N", help="requests at once from one address (100)")
+    group.add_argument(
+        "--failure-rate",
+        type=float,
+        metavar="N",
+        help="wrong tokens per second from one address in the long run (1); 0: no limit",
+    )
+    group.add_argument("--failure-burst", type=int, metavar="N", help="wrong tokens at once from one address (10)")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from rankscope_exporter.cli import main
-from rankscope_exporter.serve.server import start_line
+from rankscope_exporter.serve.server import exposure, start_line
 from rankscope_exporter.serve.settings import ServeSettings
+from rankscope_exporter.serve.tokens import Tokens
 
 Make = Callable[..., Any]
 WAIT = 300
@@ -96,14 +97,32 @@ def test_bad_settings(
 
 
 def test_start_line() -> None:
-    """The line says how many ranks, of which directory, where; and warns where others can read."""
-    here, everywhere = ServeSettings(), ServeSettings(host="0.0.0.0")
+    """The line says how many ranks, of which directory, where."""
+    here = ServeSettings()
 
     assert (
         start_line(2, here, "http://127.0.0.1:9610") == "serving 2 ranks of /dev/shm/rankscope on http://127.0.0.1:9610"
     )
     assert start_line(1, here, "http://127.0.0.1:9610").startswith("serving 1 rank of ")
-    assert "anyone who reaches this address can read" in start_line(0, everywhere, "http://0.0.0.0:9610")
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "said"),
+    [
+        ({"host": "127.0.0.1"}, Tokens(), []),
+        ({}, Tokens(), ["answers can be read on the way", "anyone who reaches this address can read"]),
+        ({}, Tokens(read=b"r", control=b"c"), ["answers and tokens can be read on the way"]),
+        ({"tls_cert_file": "c"}, Tokens(), ["set --read-token-file or --tls-client-ca-file"]),
+        ({"tls_cert_file": "c", "tls_client_ca_file": "a"}, Tokens(), []),
+        ({"tls_cert_file": "c"}, Tokens(read=b"r"), []),
+    ],
+)
+def test_exposure(changes: dict[str, str], tokens: Tokens, said: list[str]) -> None:
+    """Listening for other machines without TLS, or without a token or certificates of clients, is warned of with the remedy."""
+    warnings = exposure(ServeSettings(**({"host": "0.0.0.0"} | changes)), tokens)
+
+    assert len(warnings) == len(said)
+    assert all(text in warning for text, warning in zip(said, warnings, strict=True))
 
 
 @pytest.fixture

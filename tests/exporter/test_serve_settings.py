@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rankscope_exporter.serve.settings import ServeSettings, SettingsError, read_control_token
+from rankscope_exporter.serve.settings import ServeSettings, SettingsError
+from rankscope_exporter.serve.tokens import read_control_token
 
 LONG = "0123456789abcdef"
 

@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 
 from rankscope_exporter import cli as exporter_cli
 from rankscope_exporter.contract.words import DEFAULT_PORT
-from rankscope_exporter.serve.settings import ServeSettings, read_control_token
+from rankscope_exporter.serve.settings import ServeSettings
+from rankscope_exporter.serve.tokens import read_control_token
 from rankscope_exporter.simulation.cli import make_parser
 from rankscope_server.cli import cli as server_cli
 from rankscope_server.settings import DEFAULT_PORT as SERVER_PORT

@@ -4,11 +4,11 @@ The exporter process's HTTP application.
 
 import asyncio
 import contextlib
-import hmac
 import html
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -33,12 +33,19 @@ from rankscope_exporter.contract import (
     Mitigation,
 )
 from rankscope_exporter.flight import FlightError
+from rankscope_exporter.serve.access import MAY_READ, AccessCheck
+from rankscope_exporter.serve.connections import Connections
 from rankscope_exporter.serve.control import command_word, mitigation_named, ranks_of, refusal
 from rankscope_exporter.serve.cursor import CursorError
 from rankscope_exporter.serve.hosts import HostCheck, own_names
+from rankscope_exporter.serve.limits import Limits
 from rankscope_exporter.serve.node import Clock, Node
+from rankscope_exporter.serve.private import Renewed
 from rankscope_exporter.serve.process import PROC
-from rankscope_exporter.serve.settings import ServeSettings, read_control_token
+from rankscope_exporter.serve.rates import Rates
+from rankscope_exporter.serve.settings import ServeSettings
+from rankscope_exporter.serve.tls import renewed_context
+from rankscope_exporter.serve.tokens import Tokens, renewed_tokens
 
 logger = logging.getLogger("rankscope.exporter")
 
@@ -50,28 +57,44 @@ SWEEP_SECONDS = 30.0
 """
 How often flight files that have outlived their retention time are looked for.
 """
+RENEWAL_SECONDS = 2.0
+"""
+How often files of tokens and certificates are looked at.
+"""
 
 
 def create_app(settings: ServeSettings, *, clock: Clock | None = None, proc: Path = PROC) -> Starlette:
     """
     The application, over the flight files of `settings.flight_dir`.
 
+    Its state holds what whoever listens for it needs: `node`, `connections`, `tokens`, and `tls` (None where TLS is off).
+
     Raises:
-        SettingsError: the control token cannot be used.
+        SettingsError: a token or a file of TLS cannot be used.
 
     """
-    node = Node(settings.flight_dir, Clock() if clock is None else clock, proc=proc)
-    handlers = _Handlers(node, read_control_token(settings))
+    clock = Clock() if clock is None else clock
+    node = Node(settings.flight_dir, clock, proc=proc)
+    tokens, tls = renewed_tokens(settings), renewed_context(settings)
+    renewals: list[Renewed[Any]] = [tokens] if tls is None else [tokens, tls]
+    connections = Connections(settings.max_connections)
+    handlers = _Handlers(node, tokens, connections, renewals, settings.request_seconds)
+
+    def seconds() -> float:
+        return clock.monotonic_ns() / 1e9
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweeper = asyncio.create_task(_sweep(node, settings.retention_seconds))
+        chores = [
+            asyncio.create_task(_sweep(node, settings.retention_seconds)),
+            asyncio.create_task(_renew(renewals)),
+        ]
         try:
             yield
         finally:
-            sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sweeper
+            for chore in chores:
+                chore.cancel()
+            await asyncio.gather(*chores, return_exceptions=True)
             node.close()
 
     app = Starlette(
@@ -84,12 +107,37 @@ def create_app(settings: ServeSettings, *, clock: Clock | None = None, proc: Pat
             Route(CONTROL_PATH, handlers.control, methods=["PUT"]),
             Route(HEALTH_PATH, handlers.health),
         ],
-        middleware=[Middleware(HostCheck, names=own_names(settings.extra_hosts))],
+        middleware=[
+            Middleware(
+                Limits,
+                rates=Rates(settings.request_rate, settings.request_burst),
+                connections=connections,
+                seconds=seconds,
+            ),
+            Middleware(HostCheck, names=own_names(settings.extra_hosts)),
+            Middleware(
+                AccessCheck,
+                tokens=tokens,
+                failures=Rates(settings.failure_rate, settings.failure_burst),
+                seconds=seconds,
+            ),
+        ],
         exception_handlers={HTTPException: _explain},
         lifespan=lifespan,
     )
-    app.state.node = node
+    app.state.node, app.state.connections = node, connections
+    app.state.tokens, app.state.tls = tokens, tls
     return app
+
+
+async def _renew(renewals: Sequence[Renewed[Any]]) -> None:
+    while True:
+        await asyncio.sleep(RENEWAL_SECONDS)
+        for renewal in renewals:
+            try:
+                renewal.refresh()
+            except Exception:  # noqa: PERF203  # one that fails must not keep the others from being read
+                logger.exception("reading tokens and certificates anew failed")
 
 
 async def _sweep(node: Node, retention_seconds: float) -> None:
@@ -125,9 +173,23 @@ class _Handlers:
     The endpoints. They run on the event loop, one at a time: each takes milliseconds and none waits for anything.
     """
 
-    def __init__(self, node: Node, token: str | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        tokens: Renewed[Tokens],
+        connections: Connections,
+        renewals: Sequence[Renewed[Any]],
+        body_seconds: float,
+    ) -> None:
         self._node = node
-        self._token = token
+        self._tokens = tokens
+        self._connections = connections
+        self._renewals = renewals
+        self._body_seconds = body_seconds
+
+    @property
+    def _control(self) -> bool:
+        return self._tokens.value.control is not None
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus metrics of all ranks, or of those that the query names."""
@@ -136,14 +198,14 @@ class _Handlers:
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         reading = self._node.read()
-        facts = NodeFacts(self._node.name, str(self._node.directory), self._token is not None, len(reading.unreadable))
+        facts = NodeFacts(self._node.name, str(self._node.directory), self._control, len(reading.unreadable))
         body, media_type = render(reading.ranks, facts, query, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": media_type})
 
     async def ranks(self, request: Request) -> Response:
         """Every rank of the node."""
         _only(request)
-        return _json(self._node.ranks(control=self._token is not None))
+        return _json(self._node.ranks(control=self._control))
 
     async def requests(self, request: Request) -> Response:
         """The requests that drift."""
@@ -161,8 +223,11 @@ class _Handlers:
 
     async def control(self, request: Request) -> Response:
         """Write a control command for every rank of an engine."""
-        self._authorize(request)
-        command = await _command(request)
+        try:
+            command = await asyncio.wait_for(_command(request), self._body_seconds)
+        except asyncio.TimeoutError as error:
+            detail = f"the command did not come within {self._body_seconds:g} s"
+            raise HTTPException(408, detail, {"Connection": "close"}) from error
         mitigation = mitigation_named(command.mitigation)
         if mitigation is None:
             known = ", ".join(m.name.lower() for m in Mitigation)
@@ -188,36 +253,32 @@ class _Handlers:
         )  # fmt: skip
         return _json(ControlResult(accepted=True, ranks=keys))
 
-    def _authorize(self, request: Request) -> None:
-        if self._token is None:
-            detail = "control is off: start the exporter with --control-token-file FILE or RANKSCOPE_CONTROL_TOKEN to turn it on"
-            raise HTTPException(403, detail)
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
-            detail = "send this exporter's control token as `Authorization: Bearer TOKEN`"
-            raise HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
-
-    async def health(self, _: Request) -> Response:
-        """Whether this process answers, and what it can read."""
+    async def health(self, request: Request) -> Response:
+        """Whether this process answers, what it can read, and what is wrong; without file names for those who may not read."""
         reading = self._node.read()
         unreadable = [{"path": file.path, "reason": file.reason} for file in reading.unreadable]
         running = sum(rank.life.value == "running" for rank in reading.ranks)
         seen = len(reading.ranks) + len(unreadable)
-        return JSONResponse(
-            {
-                "status": "ok",
-                "ranks": {"seen": seen, "readable": len(reading.ranks), "running": running},
-                "unreadable": unreadable,
-            }
-        )
+        problems = [renewal.problem for renewal in self._renewals if renewal.problem]
+        if self._connections.crowded:
+            problems.append(f"more than {self._connections.limit} connections are busy: others are answered with 503")
+        answer: dict[str, Any] = {
+            "status": "degraded" if problems else "ok",
+            "ranks": {"seen": seen, "readable": len(reading.ranks), "running": running},
+        }
+        if request.scope[MAY_READ]:
+            answer |= {"unreadable": unreadable, "problems": problems}
+        return JSONResponse(answer)
 
-    async def landing(self, _: Request) -> Response:
+    async def landing(self, request: Request) -> Response:
         """A page for people who open the port in a browser."""
-        ranks = self._node.read().ranks
+        if request.scope[MAY_READ]:
+            count, directory = len(self._node.read().ranks), html.escape(str(self._node.directory))
+            about = f"Ranks in <code>{directory}</code>: {count}"
+        else:
+            about = "Answers take this exporter's read token, as <code>Authorization: Bearer TOKEN</code>."
         links = "".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _LINKS)
-        page = _PAGE.format(
-            count=len(ranks), directory=html.escape(str(self._node.directory)), version=__version__, links=links
-        )
+        page = _PAGE.format(about=about, version=__version__, links=links)
         headers = {
             "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
             "x-content-type-options": "nosniff",
@@ -230,7 +291,8 @@ async def _command(request: Request) -> ControlCommand:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"a control command has at most {MAX_BODY_BYTES} bytes")
+            detail = f"a control command has at most {MAX_BODY_BYTES} bytes"
+            raise HTTPException(413, detail, {"Connection": "close"})
     try:
         return ControlCommand.model_validate_json(body)
     except ValidationError as error:
@@ -248,5 +310,5 @@ _LINKS = (
 )
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>rankscope-exporter</title></head>
-<body><h1>rankscope-exporter {version}</h1><p>Ranks in <code>{directory}</code>: {count}</p><ul>{links}</ul></body></html>
+<body><h1>rankscope-exporter {version}</h1><p>{about}</p><ul>{links}</ul></body></html>
 """

@@ -3,7 +3,6 @@ Settings of the exporter process: flags first, then `RANKSCOPE_*` in the environ
 """
 
 import ipaddress
-import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +11,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rankscope_exporter.contract.words import DEFAULT_PORT
 from rankscope_exporter.settings import DEFAULT_FLIGHT_DIR
-
-MIN_TOKEN_LENGTH = 16
-"""
-Shortest control token that is taken: shorter ones can be guessed by trying.
-"""
 
 
 class SettingsError(Exception):
@@ -36,13 +30,34 @@ class ServeSettings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = DEFAULT_PORT
     """0 picks a free one; the line printed at start says which."""
+    read_token: SecretStr | None = None
+    read_token_file: Path | None = None
     control_token: SecretStr | None = None
     control_token_file: Path | None = None
+    tls_cert_file: Path | None = None
+    """Certificate in PEM form, with those between it and the authority behind it."""
+    tls_key_file: Path | None = None
+    tls_client_ca_file: Path | None = None
+    """Certificates of the authorities that sign those of clients; clients without one are refused then."""
     retention_seconds: Annotated[float, Field(ge=0)] = 3600.0
     """How long the flight file of a process that is gone is kept, after the last sign of it."""
     allowed_hosts: str = ""
     """Names, separated by commas, by which clients may call this exporter besides `localhost`, its host name and plain
     IP addresses."""
+
+    max_connections: Annotated[int, Field(ge=8, le=65536)] = 256
+    request_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    """Time for a client to send a request, and for a TLS handshake."""
+    keep_alive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    """How long a connection stays open after an answer."""
+    request_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 50.0
+    """Requests per second that each client address may send in the long run; 0: as many as it likes."""
+    request_burst: Annotated[int, Field(ge=1)] = 100
+    """Requests that each client address may send at once."""
+    failure_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Wrong tokens per second that each client address may try in the long run; 0: as many as it likes."""
+    failure_burst: Annotated[int, Field(ge=1)] = 10
+    """Wrong tokens that each client address may try at once."""
 
     @field_validator("host")
     @classmethod
@@ -63,42 +78,3 @@ class ServeSettings(BaseSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
-
-
-def read_control_token(settings: ServeSettings) -> str | None:
-    """
-    The control token, or None where control is off.
-
-    Raises:
-        SettingsError: the token is given twice, cannot be read, is readable by others, or is too short.
-
-    """
-    if settings.control_token is not None and settings.control_token_file is not None:
-        msg = "both control_token and control_token_file are set: keep one of them"
-        raise SettingsError(msg)
-    if settings.control_token_file is not None:
-        token, source = _read_token_file(settings.control_token_file), str(settings.control_token_file)
-    elif settings.control_token is not None:
-        token, source = settings.control_token.get_secret_value().strip(), "RANKSCOPE_CONTROL_TOKEN"
-    else:
-        return None
-    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or any(c.isspace() for c in token):
-        msg = (
-            f"{source}: a control token has at least {MIN_TOKEN_LENGTH} ASCII characters and no spaces; make one with "
-            "`python3 -c 'import secrets; print(secrets.token_urlsafe(32))'`"
-        )
-        raise SettingsError(msg)
-    return token
-
-
-def _read_token_file(path: Path) -> str:
-    try:
-        mode = path.stat().st_mode
-        # Group access stays allowed: secrets mounted into a pod are 0440 of the pod's own group.
-        if mode & (stat.S_IROTH | stat.S_IWOTH):
-            msg = f"{path}: others can read or change this control token (mode {stat.S_IMODE(mode):04o}); run `chmod 600 {path}`"
-            raise SettingsError(msg)
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path}: cannot read the control token: {getattr(error, 'strerror', None) or error}"
-        raise SettingsError(msg) from error
