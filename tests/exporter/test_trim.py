@@ -2,6 +2,7 @@
 The trim fix on small modules: what it changes, and everything that it refuses to touch.
 """
 
+import functools
 import importlib.util
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankscope_exporter.contract import MitigationState
-from rankscope_exporter.mitigations.trim import TrimFix
+from rankscope_exporter.mitigations.trim import TrimFix, fix_of
 
 METHOD = """
     import collections
@@ -102,7 +103,9 @@ def test_source_that_is_fixed_already_needs_nothing(load):
 
 def test_a_release_that_awaits_accepted_counts_needs_nothing(load):
     """Where the extend is not optimistic there is nothing to mitigate."""
-    fix = TrimFix(load(METHOD.replace("req_state.prev_num_draft_len", "len(req_state.accepted())")).Runner.update)
+    fix = TrimFix(
+        load(METHOD.replace("req_state.prev_num_draft_len", "valid_sampled_token_count[0] - 1")).Runner.update
+    )
     assert fix.state == MitigationState.NOT_APPLICABLE
     assert "awaited" in fix.reason
 
@@ -132,10 +135,30 @@ def test_other_code_is_left_alone(load, old, new, reason):
     assert module.Runner.update.__code__ is code
 
 
-def test_a_gate_on_something_else_needs_nothing_of_ours(load):
-    """A trim that hangs on another condition than the last rank is not the one that the fix knows."""
-    fix = TrimFix(load(METHOD.replace("if not is_last_rank", "if is_last_rank")).Runner.update)
-    assert fix.state == MitigationState.NOT_APPLICABLE
+@pytest.mark.parametrize(
+    ("old", "new", "condition"),
+    [
+        ("if not is_last_rank", "if is_last_rank", "is_last_rank"),
+        ("if not is_last_rank", "if not self.is_tail", "not self.is_tail"),
+        (
+            "if not is_last_rank:",
+            "if req_state is None:\n                pass\n            elif not is_last_rank:",
+            "req_state is None; not is_last_rank",
+        ),
+    ],
+)
+def test_a_trim_that_hangs_on_something_else_is_unknown(load, old, new, condition):
+    """Whether a trim behind another condition than the last rank is reached everywhere cannot be told: never green."""
+    fix = TrimFix(load(METHOD.replace(old, new)).Runner.update)
+    assert fix.state == MitigationState.UNKNOWN_CODE
+    assert fix.reason.endswith(f": {condition}")
+
+
+def test_growth_that_is_not_known_is_unknown(load):
+    """Where the placeholders are counted by something unknown, nobody can say that there is nothing to mitigate."""
+    fix = TrimFix(load(METHOD.replace("prev_num_draft_len", "prev_drafts")).Runner.update)
+    assert fix.state == MitigationState.UNKNOWN_CODE
+    assert "grow" in fix.reason
 
 
 def test_a_decorated_function_is_left_alone(load):
@@ -180,3 +203,129 @@ def test_a_function_without_source_is_unknown():
     fix = TrimFix(namespace["Runner"].update)
     assert fix.state == MitigationState.UNKNOWN_CODE
     assert "no source" in fix.reason
+
+
+RUNNER = METHOD.replace("def update(", "def _update_states(")
+
+
+def subclass(body: str, name: str = "Fork", base: str = "Runner") -> str:
+    """A class after `RUNNER`, with a body of its own."""
+    return textwrap.dedent(RUNNER) + f"\nclass {name}({base}):\n" + textwrap.indent(textwrap.dedent(body), "    ")
+
+
+def test_a_subclass_that_calls_its_base_leads_to_the_trim(load):
+    """An override without a trim that calls `super()` is passed over: the base's code is what is changed, and it is named."""
+    module = load(
+        subclass("def _update_states(self, *args):\n    return super()._update_states(*args)\n")
+        + "class Deeper(Fork):\n    def _update_states(self, *args):\n        return Fork._update_states(self, *args)\n"
+    )
+    fix = fix_of(module.Deeper)
+    assert (fix.state, fix.owner) == (MitigationState.AVAILABLE, "Runner")
+    fix.set(applied=True)
+    state = SimpleNamespace(prev_num_draft_len=3, output_token_ids=[1, 2, 3])
+    assert module.Deeper()._update_states(state, 4, False) == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("def _update_states(self, *args):\n    return 0\n", "0 trims"),
+        (
+            """
+            def _update_states(self, *args):
+                tokens = args[0]
+                if 1 < len(tokens.output_token_ids):
+                    del tokens.output_token_ids[1:]
+                return super()._update_states(*args)
+            """,
+            "it trims, and calls the next class's too",
+        ),
+        ("_update_states = len\n", "not a Python function"),
+    ],
+)
+def test_a_subclass_that_does_not_lead_to_the_trim_is_unknown(load, body, reason):
+    """An override that stands in the trim's place, or trims besides, makes the code unknown: the base is left alone."""
+    module = load(subclass(body))
+    code = module.Runner._update_states.__code__
+    fix = fix_of(module.Fork)
+    assert (fix.state, fix.owner) == (MitigationState.UNKNOWN_CODE, "Fork")
+    assert reason in fix.reason
+    assert fix.set(applied=True) == MitigationState.UNKNOWN_CODE
+    assert module.Runner._update_states.__code__ is code
+
+
+def test_the_path_to_unknown_code_is_told(load):
+    """Where the base that a subclass calls is not known, the reason names both."""
+    module = load(
+        subclass("def _update_states(self, *args):\n    return super()._update_states(*args)\n").replace(
+            "elif num_output_tokens", "elif num_output_tokens == 1 or num_output_tokens"
+        )
+    )
+    fix = fix_of(module.Fork)
+    assert fix.state == MitigationState.UNKNOWN_CODE
+    assert "Runner._update_states, which Fork calls: 0 trims" in fix.reason
+
+
+def test_a_runner_without_the_method_is_unknown():
+    """No `_update_states` anywhere is unknown code, not an error."""
+    assert (fix_of(int).state, fix_of(int).reason) == (MitigationState.UNKNOWN_CODE, "there is no _update_states")
+
+
+def wraps_around(method: Any) -> Any:
+    """What another plugin would put around a method."""
+
+    @functools.wraps(method)
+    def around(*args: Any) -> Any:
+        return method(*args)
+
+    return around
+
+
+def test_a_method_under_a_wrapper_of_another_plugin_is_reached(load):
+    """A wrapper that tells what it wraps, and holds it, hides nothing; what it calls is changed."""
+    module = load(RUNNER)
+    module.Runner._update_states = wraps_around(wraps_around(module.Runner._update_states))
+    fix = fix_of(module.Runner)
+    assert fix.set(applied=True) == MitigationState.APPLIED
+    state = SimpleNamespace(prev_num_draft_len=3, output_token_ids=[1, 2, 3])
+    assert module.Runner()._update_states(state, 4, False) == 4
+
+
+def test_a_wrapt_method_is_reached(load):
+    """A wrapt proxy tells what it wraps."""
+    wrapt = pytest.importorskip("wrapt", reason="wrapt is not installed here: pip install wrapt")
+    module = load(RUNNER)
+    wrapt.wrap_function_wrapper(
+        module, "Runner._update_states", lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)
+    )
+    fix = fix_of(module.Runner)
+    assert fix.set(applied=True) == MitigationState.APPLIED
+    state = SimpleNamespace(prev_num_draft_len=3, output_token_ids=[1, 2, 3])
+    assert module.Runner()._update_states(state, 4, False) == 4
+
+
+def test_a_method_under_an_opaque_wrapper_is_unknown(load):
+    """A wrapper that does not tell what it wraps is what is examined, and it has no trim."""
+    module = load(RUNNER)
+    original = module.Runner._update_states
+    module.Runner._update_states = lambda *args: original(*args) or 0
+    fix = fix_of(module.Runner)
+    assert fix.state == MitigationState.UNKNOWN_CODE
+    assert "a wrapper that does not tell what it wraps" in fix.reason
+
+
+def test_a_replacement_that_only_claims_to_wrap_is_unknown(load):
+    """A function with `functools.wraps` that cannot come to the original: changing the original would change nothing."""
+    module = load(RUNNER)
+    code = module.Runner._update_states.__code__
+
+    @functools.wraps(module.Runner._update_states)
+    def replacement(*args: Any) -> int:
+        return 0
+
+    module.Runner._update_states = replacement
+    fix = fix_of(module.Runner)
+    assert fix.state == MitigationState.UNKNOWN_CODE
+    assert "does not hold it" in fix.reason
+    assert fix.set(applied=True) == MitigationState.UNKNOWN_CODE
+    assert replacement.__wrapped__.__code__ is code

@@ -105,7 +105,7 @@ class RunnerSubject:
         """
         What `owner` is called here, for sentences.
         """
-        return _name_owner(self.label, owner)
+        return name_owner(self.label, owner)
 
     def explain_absence(self, owner: Owner) -> str:
         """
@@ -161,7 +161,7 @@ class ClassSubject:
         """
         What `owner` is called here, for sentences.
         """
-        return _name_owner(self.label, owner)
+        return name_owner(self.label, owner)
 
     def explain_absence(self, owner: Owner) -> str:
         """
@@ -208,6 +208,13 @@ def as_subject(thing: Any) -> Subject:
     if inspect.isclass(thing):
         return ClassSubject(thing)
     return thing if isinstance(thing, Subject) else RunnerSubject(thing)
+
+
+def name_owner(label: str, owner: Owner) -> str:
+    """
+    What `owner` is called in sentences about the runner class `label`.
+    """
+    return {Owner.RUNNER: label, Owner.HANDLER: HANDLER_CLASS, Owner.MODULE: f"the module of {label}"}[owner]
 
 
 def find_module(classes: list[type], name: str) -> types.ModuleType | None:
@@ -264,10 +271,6 @@ def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from nested_codes(constant)
 
 
-def _name_owner(label: str, owner: Owner) -> str:
-    return {Owner.RUNNER: label, Owner.HANDLER: HANDLER_CLASS, Owner.MODULE: f"the module of {label}"}[owner]
-
-
 def _look_up(place: Any, name: str) -> Any:
     """
     The attribute as it lies in `place` or its class, so that no property runs; what `__getattr__` gives where it lies nowhere.
@@ -285,12 +288,13 @@ def _read_entry(place: Any, name: str) -> Entry:
     if not callable(value) or inspect.isclass(value) or inspect.iscoroutinefunction(value):
         return Entry(problem="not a plain method", code=code)
     try:
-        names = tuple(inspect.signature(value).parameters)
+        parameters = list(inspect.signature(value).parameters.values())
     except (TypeError, ValueError) as error:
         return Entry(problem=f"no signature ({error})", code=code)
     if inspect.isclass(place) and not isinstance(raw, (staticmethod, classmethod)):
-        names = names[1:]
-    return Entry(parameters=names, code=code)
+        takes_self = parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
+        parameters = parameters[1:] if takes_self else parameters
+    return Entry(parameters=tuple(parameter.name for parameter in parameters), code=code)
 
 
 def _code_of(value: Any) -> types.CodeType | None:
