@@ -4,12 +4,14 @@ The table of metrics, its documentation, and that a scrape is what the table say
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankscope_exporter.collectors.exposition import SUBJECTS, NodeFacts, Query, build_registry
+from rankscope_exporter.collectors.nccl import Communicator, NcclRank, NcclView, SeenCommunicator
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.collectors.text import encode
 from rankscope_exporter.contract import Guard, MitigationState, Phase, Role
@@ -21,6 +23,16 @@ Make = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "scrape.txt"
 FACTS = NodeFacts(node="node-a", flight_dir="/dev/shm/rankscope", control=True, unreadable=0)
+IN_TROUBLE = Communicator(
+    "a" * 16, 2, "running", (NcclRank(0, "10.1.2.3", 4241, 0, "running", {"Broadcast": 71}, (("async", "system error"),)),), 1,
+    error=True, ranges={"Broadcast": (71, 71)}, fingerprint=1,
+)  # fmt: skip
+NCCL = (
+    NcclView(
+        "localhost:28028", True, 1.5, "2.28.9", "json", {"timeout": 1}, {("running", "error"): 1},
+        (SeenCommunicator(IN_TROUBLE, "error", 1.5, 30.0),),
+    ),
+)  # fmt: skip
 BY_NAME = {name: spec for spec in METRICS for name in spec.sample_names}
 
 
@@ -89,7 +101,7 @@ def test_documentation() -> None:
 
 def test_every_sample_is_in_the_table(readings: list[RankReading]) -> None:
     """Name, type, help and labels of each sample are those of the table."""
-    for family in build_registry(readings, FACTS, Query()).collect():
+    for family in build_registry(readings, replace(FACTS, nccl=NCCL), Query()).collect():
         for sample in family.samples:
             spec = BY_NAME[sample.name]
 
@@ -99,10 +111,11 @@ def test_every_sample_is_in_the_table(readings: list[RankReading]) -> None:
 
 def test_every_metric_is_served(readings: list[RankReading]) -> None:
     """Each row of the table is served by the collector that it names."""
-    served = {sample.name for family in build_registry(readings, FACTS, Query()).collect() for sample in family.samples}
+    registry = build_registry(readings, replace(FACTS, nccl=NCCL), Query())
+    served = {sample.name for family in registry.collect() for sample in family.samples}
 
     assert set(BY_NAME) == served
-    assert {spec.subject for spec in METRICS} - {"node", "collector"} == set(SUBJECTS)
+    assert {spec.subject for spec in METRICS} - {"nccl", "node", "collector"} == set(SUBJECTS)
 
 
 @pytest.mark.parametrize("spec", METRICS, ids=lambda spec: spec.name)

@@ -11,8 +11,21 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
 from rankscope_exporter import __version__
-from rankscope_exporter.collectors import batch, collectives, drift, guard, hooks, lengths, mask, mitigation, own, rank
+from rankscope_exporter.collectors import (
+    batch,
+    collectives,
+    drift,
+    guard,
+    hooks,
+    lengths,
+    mask,
+    mitigation,
+    nccl,
+    own,
+    rank,
+)
 from rankscope_exporter.collectors.families import Families
+from rankscope_exporter.collectors.nccl import NcclView
 from rankscope_exporter.collectors.reading import RankReading, current
 from rankscope_exporter.collectors.text import encode
 from rankscope_exporter.contract.metrics import (
@@ -120,6 +133,8 @@ class NodeFacts:
     flight_dir: str
     control: bool
     unreadable: int
+    nccl: tuple[NcclView, ...] = ()
+    """One for each RAS port; none where the NCCL view is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +215,8 @@ def build_registry(
     for subject, collect in subjects.items():
         if query.wants_subject(subject):
             registry.register(_Guarded(subject, _bind(collect, ranks), query, outcomes))
+    if facts.nccl and query.wants_subject("nccl"):
+        registry.register(_Guarded("nccl", lambda: nccl.collect(facts.nccl), query, outcomes))
     if query.wants_subject("node"):
         registry.register(
             _Guarded("node", lambda: _node(facts, len(every), len(readings) - len(every)), query, outcomes)

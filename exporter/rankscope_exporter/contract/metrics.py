@@ -239,6 +239,74 @@ CONTROL_ENABLED = MetricSpec(
     "rankscope_control_enabled", "gauge", "node", "", "1 if this exporter takes control commands, 0 if no token is set.", per_rank=False,
 )  # fmt: skip
 
+NCCL_RAS_UP = MetricSpec(
+    "rankscope_nccl_ras_up", "gauge", "nccl", "",
+    "1 if NCCL's RAS port answered the last question and the answer was understood, 0 if not; absent if the NCCL view is off.",
+    ("address",), per_rank=False,
+)  # fmt: skip
+NCCL_RAS_AGE = MetricSpec(
+    "rankscope_nccl_ras_answer_age_seconds", "gauge", "nccl", "seconds", "Time since the last answer that was understood; absent before the first.",
+    ("address",), per_rank=False,
+)  # fmt: skip
+NCCL_RAS_FAILURES = MetricSpec(
+    "rankscope_nccl_ras_failures_total", "counter", "nccl", "",
+    "Questions to NCCL's RAS port that brought nothing: refused, unreachable, timeout, closed, cut short, too large, unknown format, fault.",
+    ("address", "reason"), per_rank=False,
+)  # fmt: skip
+NCCL_INFO = MetricSpec(
+    "rankscope_nccl_info", "gauge", "nccl", "", "The NCCL that answers and the format that it answered in (json, text); always 1.",
+    ("address", "nccl_version", "format"), per_rank=False,
+)  # fmt: skip
+NCCL_COMMUNICATORS = MetricSpec(
+    "rankscope_nccl_communicators", "gauge", "nccl", "", "NCCL communicators by status and errors, in NCCL's words.",
+    ("address", "status", "errors"), per_rank=False,
+)  # fmt: skip
+NCCL_LEFT_OUT = MetricSpec(
+    "rankscope_nccl_left_out_ranks", "gauge", "nccl", "ranks", "Ranks of communicators that are not shown one by one because there are too many.",
+    ("address",), per_rank=False,
+)  # fmt: skip
+NCCL_COMMUNICATOR_STATE = MetricSpec(
+    "rankscope_nccl_communicator_state", "gauge", "nccl", "",
+    "1 for the state of the communicator (equal, mismatch, frozen mismatch, incomplete, error), 0 for the others.",
+    ("address", "communicator", "state"), per_rank=False,
+)  # fmt: skip
+NCCL_COMMUNICATOR_AGE = MetricSpec(
+    "rankscope_nccl_communicator_age_seconds", "gauge", "nccl", "seconds", "Time since the answer that last spoke of the communicator.",
+    ("address", "communicator"), per_rank=False,
+)  # fmt: skip
+NCCL_COMMUNICATOR_RANKS = MetricSpec(
+    "rankscope_nccl_communicator_ranks", "gauge", "nccl", "ranks", "Ranks of the communicator, missing ones included.",
+    ("address", "communicator"), per_rank=False,
+)  # fmt: skip
+NCCL_COMMUNICATOR_MISSING = MetricSpec(
+    "rankscope_nccl_communicator_missing_ranks", "gauge", "nccl", "ranks", "Ranks of the communicator of which NCCL has no data.",
+    ("address", "communicator"), per_rank=False,
+)  # fmt: skip
+NCCL_COMMUNICATOR_UNCHANGED = MetricSpec(
+    "rankscope_nccl_communicator_unchanged_seconds", "gauge", "nccl", "seconds",
+    "Time for which the communicator's counts had not changed when NCCL last answered; absent where counts are not told.",
+    ("address", "communicator"), per_rank=False,
+)  # fmt: skip
+NCCL_COUNT_SPREAD = MetricSpec(
+    "rankscope_nccl_communicator_count_spread", "gauge", "nccl", "",
+    "Highest minus lowest number of collectives of a type that the communicator's ranks launched.",
+    ("address", "communicator", "collective"), per_rank=False,
+)  # fmt: skip
+NCCL_COLLECTIVES = MetricSpec(
+    "rankscope_nccl_collectives_total", "counter", "nccl", "",
+    "Collectives of a type that a rank of a communicator launched, as NCCL counts them; launched is not completed.",
+    ("address", "communicator", "nccl_rank", "host", "pid", "cuda_device", "collective"), per_rank=False,
+)  # fmt: skip
+NCCL_RANK_STATE = MetricSpec(
+    "rankscope_nccl_rank_state", "gauge", "nccl", "",
+    "1 for the state of a rank of a communicator: init, running, finalize, abort, unresponsive, dead, not a member; other states are absent.",
+    ("address", "communicator", "nccl_rank", "host", "pid", "cuda_device", "state"), per_rank=False,
+)  # fmt: skip
+NCCL_RANK_ERROR = MetricSpec(
+    "rankscope_nccl_rank_error", "gauge", "nccl", "", "1 for an error of a rank of a communicator, of kind init or async; absent without one.",
+    ("address", "communicator", "nccl_rank", "host", "pid", "cuda_device", "kind", "result"), per_rank=False,
+)  # fmt: skip
+
 COLLECTOR_SUCCESS = MetricSpec(
     "rankscope_collector_success", "gauge", "collector", "", "1 if the collector worked in this scrape; if 0, its metrics are missing.",
     ("collector",), per_rank=False,
