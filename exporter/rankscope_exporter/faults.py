@@ -12,21 +12,33 @@ LOGGER = "vllm.rankscope"
 A child of vLLM's logger: what we say stands in vLLM's log, in its format. Root loggers of workers swallow warnings.
 """
 
+KINDS = 4
+"""
+Classes of errors that are told apart per hook.
+"""
+
 logger = logging.getLogger(LOGGER)
 
 
 class Faults:
     """
-    Counts errors per hook; `remove(hook, reason)` is called once a hook has failed `limit` times.
+    Counts errors by hook and kind; `remove(hook, reason)` is called once a hook has failed `limit` times.
     """
 
-    __slots__ = ("_limit", "_remove", "counts", "total")
+    __slots__ = ("_limit", "_remove", "kinds", "total")
 
     def __init__(self, limit: int, remove: Callable[[str, str], None]) -> None:
         self._limit = limit
         self._remove = remove
-        self.counts: dict[str, int] = {}
+        self.kinds: dict[str, dict[str, int]] = {}
+        """Errors of each hook, by the name of their class; those beyond the first `KINDS` classes together as `other`."""
         self.total = 0
+
+    def count(self, hook: str) -> int:
+        """
+        Errors of `hook` so far.
+        """
+        return sum(self.kinds.get(hook, {}).values())
 
     def note(self, hook: str, error: Exception) -> None:
         """
@@ -34,7 +46,11 @@ class Faults:
         """
         try:
             self.total += 1
-            count = self.counts[hook] = self.counts.get(hook, 0) + 1
+            kinds = self.kinds.setdefault(hook, {})
+            kind = type(error).__name__
+            kind = kind if kind in kinds or len(kinds) < KINDS else "other"
+            kinds[kind] = kinds.get(kind, 0) + 1
+            count = self.count(hook)
             if count == 1:
                 logger.warning(
                     "rankscope: hook %s failed; vLLM is not affected, what it would show is missing",

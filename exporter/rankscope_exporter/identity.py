@@ -11,9 +11,12 @@ from typing import Any
 
 from rankscope_exporter import __version__
 from rankscope_exporter.contract.http import RankIdentity
+from rankscope_exporter.contract.words import RequestIds
 
 
-def read_identity(worker: Any, runner: Any, vllm_config: Any) -> RankIdentity:
+def read_identity(
+    worker: Any, runner: Any, vllm_config: Any, request_ids: RequestIds = RequestIds.SHOWN
+) -> RankIdentity:
     """
     The identity of this process's rank; what an engine does not tell is unknown, not guessed.
 
@@ -50,6 +53,7 @@ def read_identity(worker: Any, runner: Any, vllm_config: Any) -> RankIdentity:
         spec_method=str(method) if (method := getattr(speculative, "method", None)) else None,
         spec_tokens=int(getattr(speculative, "num_speculative_tokens", 0) or 0),
         exporter_version=__version__,
+        request_ids=request_ids,
     )
 
 

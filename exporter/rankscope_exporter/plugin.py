@@ -63,7 +63,7 @@ def attach(wrapper: Any) -> None:
         if not settings.enabled:
             return
         runner = wrapper.worker.model_runner
-        identity = read_identity(wrapper, runner, wrapper.vllm_config)
+        identity = read_identity(wrapper, runner, wrapper.vllm_config, settings.request_ids)
         runner._rankscope = install(runner, identity, settings, completes=_completes())  # noqa: SLF001
     except Exception as error:
         logger.warning(

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from rankscope_exporter.contract.words import RequestIds
+
 DEFAULT_FLIGHT_DIR = Path("/dev/shm/rankscope")  # noqa: S108  a shared-memory file system is the point
 
 
@@ -30,5 +32,11 @@ class WorkerSettings(BaseSettings):
     """Errors of ours after which a hook takes itself out."""
     retention_seconds: Annotated[float, Field(ge=0)] = 3600.0
     """How long the file of a process that is gone is kept."""
+    request_ids: RequestIds = RequestIds.SHOWN
+    """How request ids are recorded: `shown`, `hashed` (the same on all ranks of an engine) or `omitted`."""
+    budget_microseconds: Annotated[int, Field(ge=1)] = 2000
+    """Own time per step above which less is recorded, if most steps cost that: first no detail, then the costliest hook goes."""
+    device_lengths_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between two samples of V2's device-side lengths; 0: none are taken."""
     fault_injection: str = ""
     """For tests: names of hooks that shall fail at each call, separated by commas, or `all`."""

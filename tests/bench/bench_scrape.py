@@ -39,7 +39,7 @@ def make_rank(directory: Path, number: int) -> FlightWriter:
         "hooks": [{"hook": hook, "state": "on", "reason": ""} for hook in HOOKS],
         "mitigations": [{"mitigation": "trim", "state": 2, "reason": ""}],
     }
-    writer.write_hook_report(report)
+    writer.write_report(report)
     writer.words[layout.CONTROL_REQUEST] = layout.encode_control(1, 1, 100, desired=True)
     writer.words[layout.ACK_STEP], writer.words[layout.ACK_STATE] = 100, 2
     histograms = writer.memory[

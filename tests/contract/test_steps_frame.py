@@ -60,7 +60,7 @@ def test_record_of_another_size() -> None:
     data = bytearray(frame(1).encode())
     data[12] += 8
 
-    with pytest.raises(ValueError, match="bytes where 200 were expected"):
+    with pytest.raises(ValueError, match="bytes where 216 were expected"):
         StepsFrame.decode(bytes(data))
 
 

@@ -92,7 +92,7 @@ def compare(ranks: list[RankEvidence]) -> Comparison:
     decided = (a["phase"] >= Phase.DECIDED) & (b["phase"] >= Phase.DECIDED)
     guards = decided & (a["guard"] != b["guard"]) & (a["guard"] != Guard.NONE) & (b["guard"] != Guard.NONE)
     masks = decided & (a["mask_known"] == 1) & (b["mask_known"] == 1) & (a["mask_hash"] != b["mask_hash"])
-    drift = np.maximum(np.where(a["measured"] == 1, a["drift_max"], 0), np.where(b["measured"] == 1, b["drift_max"], 0))
+    drift = np.maximum(np.where(a["lengths"] > 0, a["drift_max"], 0), np.where(b["lengths"] > 0, b["drift_max"], 0))
 
     def step_of(where: npt.NDArray[np.bool_]) -> int | None:
         return int(common[where][0]) if where.any() else None

@@ -226,7 +226,7 @@ def drift_of_first_rank(stack: Stack) -> int:
     The largest drift in the last measured step of pp0.
     """
     records = read_ranks(stack.flight_dir)[0].records
-    measured = records[records["measured"] == 1]
+    measured = records[records["lengths"] > 0]
     return int(measured[-1]["drift_max"]) if len(measured) else 0
 
 

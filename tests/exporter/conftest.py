@@ -50,7 +50,7 @@ class RankFile:
     def mitigation(self, state: MitigationState, reason: str = "", hooks: list[dict[str, str]] | None = None) -> None:
         """Report the trim fix, and hooks if given."""
         hooks = [{"hook": "update_states", "state": "on", "reason": ""}] if hooks is None else hooks
-        self.writer.write_hook_report(
+        self.writer.write_report(
             {"hooks": hooks, "mitigations": [{"mitigation": "trim", "state": int(state), "reason": reason}]}
         )
         self.writer.words[layout.ACK_STATE] = int(state)
@@ -72,7 +72,7 @@ class RankFile:
                 "scheduler_sum": 30,
                 "state_max": 20,
                 "scheduler_max": 20,
-                "measured": 1,
+                "lengths": 1,
                 "mitigation": 1,
             }
         if phase >= Phase.DECIDED:

@@ -70,7 +70,7 @@ def test_unmeasured(flight_dir: Path, rank_file: Make) -> None:
     """A record whose lengths were not read is not mistaken for one with lengths of 0, nor passed over for an older one."""
     rank = rank_file(0)
     rank.steps(3)
-    rank.step(4, measured=0, state_sum=0, state_max=0)
+    rank.step(4, lengths=0, state_sum=0, state_max=0)
 
     assert read(flight_dir)[0].measured is None
 
@@ -88,7 +88,7 @@ def test_reports_that_change(flight_dir: Path, rank_file: Make) -> None:
 
 def test_damaged_report(flight_dir: Path, rank_file: Make) -> None:
     """A rank whose hook report is no report is unreadable; the others are read."""
-    rank_file(0).writer.write_hook_report({"hooks": [{"hook": 1}]})
+    rank_file(0).writer.write_report({"hooks": [{"hook": 1}]})
     rank_file(1)
 
     reading = Node(flight_dir, Clock()).read()

@@ -99,7 +99,7 @@ def test_before_the_first_step(scrape: Make, rank_file: Make) -> None:
 
 
 UNKNOWN = [
-    ({"measured": 0}, {"rankscope_drift_max_tokens", "rankscope_drifting_requests", "rankscope_trimmed_tokens_total"}),
+    ({"lengths": 0}, {"rankscope_drift_max_tokens", "rankscope_drifting_requests", "rankscope_trimmed_tokens_total"}),
     ({"mask_known": 0}, {"rankscope_masked_requests"}),
     ({"width": 0}, {"rankscope_collective_width_columns"}),
     ({"completed_total": 0}, {"rankscope_collectives_completed_total"}),

@@ -233,7 +233,7 @@ def test_a_method_with_other_parameters_is_not_hooked(standin, settings):
     assert "drift" in report.reason
     standin.take_step(runner, standin.schedule(runner))
     with read(installation) as flight:
-        assert flight.records()[0]["measured"] == 0
+        assert flight.records()[0]["lengths"] == 0
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_failing_hooks_never_reach_the_host_and_take_themselves_out(standin, tmp
     assert all(name not in runner.__dict__ for name in failed)
     with read(installation) as flight:
         assert flight.faults() >= 3
-        reported = {h["hook"]: h["state"] for h in flight.hook_report()["hooks"]}
+        reported = {h["hook"]: h["state"] for h in flight.report()["hooks"]}
     assert all(reported[name] == "removed" for name in failed)
 
 
@@ -358,7 +358,7 @@ def test_the_fix_follows_the_control_word_at_its_step(standin, settings):
     with read(installation) as flight:
         assert [int(t) for t in flight.records()["trimmed_total"]] == [0, 0, 0, 0, 15, 18]
         assert [int(g) for g in flight.records()["generation"]] == [0, 0, 0, 0, 7, 7]
-        assert flight.hook_report()["mitigations"][0]["state"] == MitigationState.APPLIED
+        assert flight.report()["mitigations"][0]["state"] == MitigationState.APPLIED
 
 
 def test_a_late_or_older_control_word_is_told(standin, settings):

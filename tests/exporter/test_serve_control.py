@@ -89,7 +89,7 @@ def test_refused_unless_every_rank_can(put: Make, rank_file: Make, state: Mitiga
 
 def test_refused_without_a_report(put: Make, rank_file: Make) -> None:
     """A rank that does not report the mitigation at all is no rank that can."""
-    rank_file(0).writer.write_hook_report({"hooks": [], "mitigations": []})
+    rank_file(0).writer.write_report({"hooks": [], "mitigations": []})
 
     assert "does not report 'trim'" in put().json()["reason"]
 

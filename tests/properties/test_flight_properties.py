@@ -28,10 +28,10 @@ def write_part(writer: FlightWriter, step: int, phase: int) -> None:
         memory[offset : offset + layout.STEP_DTYPE.itemsize] = bytes(layout.STEP_DTYPE.itemsize)
         layout.PART_BEGUN.pack_into(memory, offset, step, step * 7, step, 0, 1, 0, 4, 0, 0)
     elif phase == Phase.STATE_UPDATED:
-        layout.PART_STATE.pack_into(memory, offset + layout.PART_STATE_OFFSET, step * 3, step, 0, 0, 1, 1, 0, 0, 1, 1)
+        layout.PART_STATE.pack_into(memory, offset + layout.PART_STATE_OFFSET, step * 3, step, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0)
     elif phase == Phase.DECIDED:
         layout.PART_DECIDED.pack_into(
-            memory, offset + layout.PART_DECIDED_OFFSET, step, step * 5, step, 0, step, 1, 0, 1, 1, 1, 1
+            memory, offset + layout.PART_DECIDED_OFFSET, step, step * 5, step, 0, step, 1, 0, 1, 1, 1, 1, 1
         )
     else:
         layout.PART_DONE.pack_into(memory, offset + layout.PART_DONE_OFFSET, step, step, step * 11, 0)
@@ -140,7 +140,7 @@ def test_damage_is_an_error_or_a_readable_file(tmp_path: Path, damage: list[tupl
         records = flight.records()
         assert len(records) <= CAPACITY
         assert list(records["step"]) == sorted(set(map(int, records["step"])))
-        for read in (flight.identity, flight.hook_report):
+        for read in (flight.identity, flight.report):
             with contextlib.suppress(FlightError):
                 assert isinstance(read(), dict)
         drifting, rows = flight.requests()

@@ -160,7 +160,7 @@ def test_drift_below_zero_is_none():
 
 def test_drift_that_was_not_measured_is_unknown():
     """Without lengths there is no drift, and the engine is blind rather than healthy."""
-    first = made_records(1, 20, lambda _: {"drift_max": 3, "measured": 0})
+    first = made_records(1, 20, lambda _: {"drift_max": 3, "lengths": 0})
     memory = look(*two(first, made_records(1, 20)))
     assert kinds(memory) == {FindingKind.BLIND}
 

@@ -35,7 +35,7 @@ class MadeRank:
         self.set_trim(MitigationState.AVAILABLE)
 
     def set_trim(self, state: MitigationState) -> None:
-        self.writer.write_hook_report(
+        self.writer.write_report(
             {
                 "hooks": [{"hook": "_update_states", "state": "on", "reason": ""}],
                 "mitigations": [{"mitigation": "trim", "state": int(state), "reason": ""}],

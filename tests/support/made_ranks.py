@@ -77,7 +77,7 @@ def made_record(
             "scheduler_sum": 100 * requests,
             "state_max": 100,
             "scheduler_max": 100,
-            "measured": 1,
+            "lengths": 1,
             "mitigation": MitigationState.AVAILABLE,
         }
     if phase >= Phase.DECIDED:

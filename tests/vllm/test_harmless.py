@@ -76,7 +76,7 @@ def test_hooks_that_always_fail_change_no_token(
     assert len(files) == 2
     for path in files:
         with FlightFile(path) as flight:
-            states = {hook["hook"]: hook["state"] for hook in flight.hook_report()["hooks"]}
+            states = {hook["hook"]: hook["state"] for hook in flight.report()["hooks"]}
             assert states["execute_model"] == states["_update_states"] == states["sample_tokens"] == "removed"
             assert flight.faults() >= 30
             assert flight.step() == 0

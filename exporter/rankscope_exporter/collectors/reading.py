@@ -102,7 +102,7 @@ class RankReading:
     def measured(self) -> np.void | None:
         """The newest record that reached the request state, if its lengths were read; None while they are unknown."""
         state = self.parts.state
-        return state if state is not None and state["measured"] else None
+        return state if state is not None and state["lengths"] else None
 
     @property
     def last_activity_seconds(self) -> float | None:
@@ -195,7 +195,7 @@ class RankMemo:
             ValueError: it is JSON, but no report.
 
         """
-        raw = file.hook_report()
+        raw = file.report()
         if raw is not self._raw:
             hooks = tuple(HookReport.model_validate(hook) for hook in raw.get("hooks", []))
             self._reports = hooks, tuple(MitigationReport.model_validate(m) for m in raw.get("mitigations", []))

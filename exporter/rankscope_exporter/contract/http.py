@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from rankscope_exporter.contract.words import ControlOutcome, HookState, MitigationState, RankLife
+from rankscope_exporter.contract.words import ControlOutcome, Detail, HookState, MitigationState, RankLife, RequestIds
 from rankscope_exporter.flight.layout import MAX_EFFECTIVE_STEP, MAX_GENERATION, STEP_DTYPE
 
 METRICS_PATH = "/metrics"
@@ -27,7 +27,7 @@ CONTROL_PATH = "/v1/control"
 HEALTH_PATH = "/healthz"
 
 STEPS_MEDIA_TYPE = "application/vnd.rankscope.steps"
-STEPS_MAGIC = b"RSTEPS01"
+STEPS_MAGIC = b"RSTEPS02"
 
 
 class Message(BaseModel):
@@ -65,6 +65,8 @@ class RankIdentity(Message):
     spec_tokens: int = 0
     """Draft tokens per request and step; 0 without speculation."""
     exporter_version: str
+    request_ids: RequestIds = RequestIds.SHOWN
+    """How this rank records request ids."""
 
 
 class HookReport(Message):
@@ -75,6 +77,8 @@ class HookReport(Message):
     hook: str
     state: HookState
     reason: str = ""
+    faults: dict[str, int] = {}
+    """Errors of ours in it, swallowed, by the name of their class."""
 
 
 class MitigationReport(Message):
@@ -85,6 +89,42 @@ class MitigationReport(Message):
     mitigation: str
     state: MitigationState
     reason: str = ""
+
+
+class StepFailure(Message):
+    """
+    A step of a rank that an error of vLLM ended: the rank will not go on, and its peers wait.
+    """
+
+    step: int
+    phase: int
+    """The phase that the rank never left (`Phase`)."""
+    method: str
+    """The runner's method out of which the error came."""
+    kind: str
+    """The error's class. Its text is not recorded: it may hold what users wrote."""
+
+
+class DeviceLengths(Message):
+    """
+    Lengths as the device holds them, sampled rarely and without waiting. An excess above 0 is drift.
+    """
+
+    every: int
+    """Steps between two samples."""
+    samples: int
+    """Samples whose copy arrived; the fields below are of the last one."""
+    step: int
+    age_seconds: float | None
+    """None if that cannot be told."""
+    rows: int
+    total_sum: int
+    """`total_len` of the sampled rows, in tokens."""
+    computed_sum: int
+    excess_rows: int
+    total_excess: int
+    """Largest `total_len` beyond the prompt and the scheduler's output, in tokens; at most 0 if all is well."""
+    computed_excess: int
 
 
 class ControlReport(Message):
@@ -123,6 +163,11 @@ class RankReport(Message):
     """Age of the last thing that the rank wrote into its ring; None before its first step."""
     faults: int
     """Errors of our own, swallowed in hooks."""
+    detail: Detail = Detail.FULL
+    failure: StepFailure | None = None
+    """The step that an error of vLLM ended; None if the rank has gone on since, or never had one."""
+    device: DeviceLengths | None = None
+    """None where device-side lengths are not sampled, or none has arrived yet."""
     started_unix: float
     """Wall-clock second at which the flight file was made."""
 

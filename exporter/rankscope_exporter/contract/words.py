@@ -38,6 +38,42 @@ class Guard(enum.IntEnum):
     SKIP = 2
 
 
+class Lengths(enum.IntEnum):
+    """
+    What the lengths of a step record count.
+    """
+
+    UNKNOWN = 0
+    """They were not read."""
+    OUTPUT_TOKENS = 1
+    """V1: output tokens of a request as the rank caches them, against the scheduler's."""
+    COMPUTED_TOKENS = 2
+    """V2: computed tokens of a request as the rank keeps them on the host, against the scheduler's."""
+
+
+class Detail(enum.IntEnum):
+    """
+    What a rank still records, as its own time per step allows.
+    """
+
+    FULL = 0
+    REDUCED = 1
+    """Over the budget: no request table and no histograms of lengths."""
+    CUT = 2
+    """Over the budget all the same: the hook that cost most took itself out."""
+
+
+class RequestIds(str, enum.Enum):
+    """
+    How request ids are recorded.
+    """
+
+    SHOWN = "shown"
+    HASHED = "hashed"
+    """As a keyed hash that is the same on all ranks of an engine."""
+    OMITTED = "omitted"
+
+
 class Role(enum.IntEnum):
     """
     Which side of the sampled-token collective a rank is on.

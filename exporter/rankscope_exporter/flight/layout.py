@@ -1,15 +1,15 @@
 """
 Layout of a flight file: little-endian, fixed size, one writer (the rank's process) and any number of readers.
 
-    header | identity (JSON) | hook report (JSON) | control | live words | histograms | request table | ring of steps
+    header | identity (JSON) | report (JSON) | control | live words | lengths | own time | device lengths | request table | ring
 
 Every area has a fixed place and size, so a reader never follows a pointer from the file beyond what it checked
 against this module; the sizes stand in the header so that a reader can tell another version from a broken file.
 
 Torn reads. A step record is written in parts, and its `phase` byte goes up after each part is in place: a reader
 takes the phase, copies the record, and keeps the copy only if step and phase still agree with the file afterwards;
-fields of parts beyond that phase are then ignored. Blobs and the request table have a sequence word that is odd while
-they are written. This leans on stores becoming visible in order, which x86-64 guarantees; on other processors the
+fields of parts beyond that phase are then ignored. Blobs, device lengths and the request table have a sequence word
+that is odd while they are written. This leans on stores becoming visible in order, which x86-64 guarantees; on other processors the
 interpreter puts hundreds of instructions between the data and the word that publishes it.
 """
 
@@ -18,7 +18,7 @@ import struct
 import numpy as np
 
 MAGIC = b"RANKSCPE"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".flight"
 
 HEADER = struct.Struct("<8sIIIIIIIIQqQQ")
@@ -46,9 +46,10 @@ ACK_OBSERVED, ACK_WORD, ACK_STEP, ACK_OUTCOME, ACK_STATE = 8, 9, 10, 11, 12
 CONTROL_BYTES = 128
 
 LIVE_OFFSET = CONTROL_OFFSET + CONTROL_BYTES
-LIVE_STEP, LIVE_FAULTS, LIVE_SAMPLES, LIVE_DRIFTING = 0, 1, 2, 3
+LIVE_STEP, LIVE_FAULTS, LIVE_SAMPLES, LIVE_DETAIL, LIVE_FAILED_STEPS, LIVE_FAILED_STEP = 0, 1, 2, 3, 4, 5
 """
-Indices (u64) in the live area: last step begun, faults swallowed, steps sampled into the histograms, requests that drift.
+Indices (u64) in the live area: last step begun, faults swallowed, steps sampled into the histograms of lengths,
+`Detail`, steps that ended in an error of vLLM, the last such step.
 """
 LIVE_BYTES = 128
 
@@ -63,7 +64,35 @@ HISTOGRAM_DTYPE = np.dtype(
 HISTOGRAM_OFFSET = LIVE_OFFSET + LIVE_BYTES
 HISTOGRAM_BYTES = 512
 
-TABLE_OFFSET = HISTOGRAM_OFFSET + HISTOGRAM_BYTES
+OWN_BUCKETS = 16
+"""
+Histogram buckets of our own time per step: upper bounds 1, 2, 4, ... 2**14 microseconds, then infinity.
+"""
+OWN_BOUNDS: tuple[float, ...] = (*((1 << n) / 1e6 for n in range(OWN_BUCKETS - 1)), float("inf"))
+OWN_DTYPE = np.dtype([("steps", "<u8", (OWN_BUCKETS,)), ("sum_ns", "<u8")])
+OWN_OFFSET = HISTOGRAM_OFFSET + HISTOGRAM_BYTES
+OWN_BYTES = 256
+
+DEVICE_DTYPE = np.dtype(
+    [
+        ("sequence", "<u8"),  # odd while it is written; 0: nothing was sampled yet
+        ("every", "<u8"),  # steps between two samples; 0: off
+        ("samples", "<u8"),  # samples whose copy arrived
+        ("step", "<u8"),  # step at which this one was taken
+        ("taken_ns", "<u8"),
+        ("total_sum", "<i8"),  # total_len of the sampled rows
+        ("computed_sum", "<i8"),  # num_computed_tokens of the sampled rows
+        ("rows", "<u4"),  # requests sampled: the cached ones of the step
+        ("excess_rows", "<u4"),  # of which longer on the device than the scheduler allows
+        ("total_excess", "<i4"),  # largest total_len beyond prompt and scheduler's output
+        ("computed_excess", "<i4"),  # largest num_computed_tokens beyond the scheduler's
+    ]
+)
+DEVICE = struct.Struct("<QQQQQqqIIii")
+DEVICE_OFFSET = OWN_OFFSET + OWN_BYTES
+DEVICE_BYTES = 128
+
+TABLE_OFFSET = DEVICE_OFFSET + DEVICE_BYTES
 TABLE_HEAD = struct.Struct("<QII")
 """
 Head of the request table: sequence word (odd while it is written), rows in use, requests that drift.
@@ -106,50 +135,67 @@ STEP_DTYPE = np.dtype(
         ("scheduler_sum", "<u8"),
         ("drift_sum", "<i8"),
         ("trimmed_total", "<u8"),  # tokens that the trim fix took off, since the start
+        ("dropped_total", "<u8"),  # received rows not used, as their request was freed since
         ("state_max", "<u4"),
         ("scheduler_max", "<u4"),
         ("drift_max", "<i4"),
         ("drifting", "<u4"),  # requests with drift > 0
         ("mitigation", "<u4"),  # MitigationState of the trim fix
-        ("measured", "<u4"),  # 1 if the lengths of this record were read; 0: unknown
+        ("lengths", "<u4"),  # `Lengths`: what the lengths of this record count; 0: they are unknown
+        ("queue_depth", "<u2"),  # slots of the receive queue; 0 where there is none
+        ("queue_filled", "<u2"),  # of which wait to be used, before this step's receive
+        ("state_pad", "<u4"),
         # decided
         ("decide_ns", "<u8"),
         ("mask_hash", "<u8"),  # of the ids of the masked requests, whatever their order; 0 if none
         ("broadcasts_total", "<u8"),  # guard decisions so far, by kind
         ("skips_total", "<u8"),
-        ("posted_total", "<u8"),  # sampled-token collectives posted so far
+        ("posted_total", "<u8"),  # collectives of the sampled-token exchange posted so far
         ("requests", "<u4"),  # rows of the batch
         ("masked", "<u4"),
         ("width", "<u4"),  # columns of the sampled-token collective as this rank posts it; 0: unknown
         ("guard", "u1"),
         ("role", "u1"),
         ("mask_known", "u1"),
-        ("phase_pad", "u1"),
+        ("posted", "u1"),  # collectives of the sampled-token exchange posted in this step
         # done
         ("end_ns", "<u8"),
         ("completed_total", "<u8"),  # collectives known to have completed (only where a call returns at completion)
         ("own_ns_total", "<u8"),  # time that our hooks took, in the steps in which it was measured
         ("own_ns", "<u4"),  # the same in this step; 0 where it was not measured
-        ("reserved", "u1", (11,)),
+        ("reserved", "u1", (10,)),
+        ("failed", "u1"),  # 1: an error of vLLM ended the step, in the phase that the record shows
         ("phase", "u1"),
     ]
 )
 PART_BEGUN = struct.Struct("<QqQIIIIII")  # the hash comes signed; its bits are what counts
-PART_STATE = struct.Struct("<QQqQIIiIII")
-PART_DECIDED = struct.Struct("<QQQQQIIIBBBx")
+PART_STATE = struct.Struct("<QQqQQIIiIIIHHxxxx")
+PART_DECIDED = struct.Struct("<QQQQQIIIBBBB")
 PART_DONE = struct.Struct("<QQQI")
 PART_STATE_OFFSET = PART_BEGUN.size
 PART_DECIDED_OFFSET = PART_STATE_OFFSET + PART_STATE.size
 PART_DONE_OFFSET = PART_DECIDED_OFFSET + PART_DECIDED.size
+RECORD_BEGUN = struct.Struct(f"{PART_BEGUN.format}{STEP_DTYPE.itemsize - PART_BEGUN.size}x")
+"""
+The first part and zeros for the rest of the record: what a later part fails to write is then unknown, not of an older step.
+"""
+PART_STATE_EQUAL = struct.Struct("<QQ8xQQII8xIIHHxxxx")
+"""
+The state part of a step without drift: state_sum, scheduler_sum, trimmed_total, dropped_total, state_max, scheduler_max,
+mitigation, lengths, queue_depth, queue_filled.
+"""
 PHASE_OFFSET = STEP_DTYPE.itemsize - 1
+FAILED_OFFSET = STEP_DTYPE.itemsize - 2
 
 RING_OFFSET = (TABLE_OFFSET + TABLE_BYTES + 4095) // 4096 * 4096
 RING_CAPACITY = 4096
 
-OWN_TIME_STEPS = 8
+OWN_TIME_STEPS = 16
 """
 Own time is measured in every step whose ordinal this divides: reading the clock is a good part of what it would measure.
 """
+
+WORD, HALF = struct.Struct("<Q"), struct.Struct("<I")
 
 # The control word: desired (1 bit), mitigation (3 bits), generation (20 bits), effective step (40 bits).
 MAX_GENERATION = (1 << 20) - 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankscope_exporter.contract.words import ControlOutcome, MitigationState, Phase
+from rankscope_exporter.contract.words import ControlOutcome, Detail, MitigationState, Phase
 from rankscope_exporter.flight import layout
 
 if TYPE_CHECKING:
@@ -73,6 +73,16 @@ class Snapshot:
     state_sum: int
     scheduler_sum: int
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """
+    Measured steps per bucket of `layout.OWN_BOUNDS` (not summed up), and their time in seconds.
+    """
+
+    steps: tuple[int, ...]
+    seconds: float
 
 
 class FlightFile:
@@ -177,9 +187,9 @@ class FlightFile:
         """
         return self._mapping(self._blob(layout.IDENTITY_OFFSET, layout.IDENTITY_BYTES))
 
-    def hook_report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """
-        Hooks and mitigations as the rank installed them. Not to be changed, as `identity`.
+        Hooks, mitigations and the last failed step as the rank wrote them. Not to be changed, as `identity`.
 
         Raises:
             FlightError: the area is damaged.
@@ -198,6 +208,18 @@ class FlightFile:
         Ordinal of the last step that the rank began; 0 before the first.
         """
         return int(self._live[layout.LIVE_STEP])
+
+    def detail(self) -> Detail:
+        """
+        What the rank still records.
+        """
+        return Detail(_member(Detail, int(self._live[layout.LIVE_DETAIL]), Detail.CUT))
+
+    def failed_steps(self) -> tuple[int, int]:
+        """
+        How many steps an error of vLLM has ended, and the last of them (0: none).
+        """
+        return int(self._live[layout.LIVE_FAILED_STEPS]), int(self._live[layout.LIVE_FAILED_STEP])
 
     def faults(self) -> int:
         """
@@ -247,7 +269,7 @@ class FlightFile:
         records: npt.NDArray[np.void] = copies[whole]
         raw = records.view(np.uint8).reshape(len(records), layout.STEP_DTYPE.itemsize)
         for index in np.flatnonzero(records["phase"] < Phase.DONE).tolist():  # at most the last one, as a rule
-            raw[index, _REACHES[Phase(records["phase"][index])] : layout.PHASE_OFFSET] = 0
+            raw[index, _REACHES[Phase(records["phase"][index])] : layout.FAILED_OFFSET] = 0
         return records
 
     def requests(self) -> tuple[int, list[RequestTableRow]]:
@@ -276,6 +298,24 @@ class FlightFile:
             int(raw["scheduler_sum"]),
             int(self._live[layout.LIVE_SAMPLES]),
         )
+
+    def own_time(self) -> OwnTime:
+        """
+        What the hooks cost in the steps in which that was measured.
+        """
+        raw = np.frombuffer(self._map, layout.OWN_DTYPE, 1, layout.OWN_OFFSET)[0].copy()
+        return OwnTime(tuple(raw["steps"].tolist()), int(raw["sum_ns"]) / 1e9)
+
+    def device_lengths(self) -> np.void | None:
+        """
+        The last sample of device-side lengths (`layout.DEVICE_DTYPE`); None while there is none, or while it is being written.
+        """
+        for _ in range(RETRIES):
+            raw = np.frombuffer(self._map, layout.DEVICE_DTYPE, 1, layout.DEVICE_OFFSET)[0].copy()
+            sequence = int(raw["sequence"])
+            if sequence % 2 == 0 and layout.WORD.unpack_from(self._map, layout.DEVICE_OFFSET)[0] == sequence:
+                return raw if raw["every"] else None
+        return None
 
 
 _REACHES = {

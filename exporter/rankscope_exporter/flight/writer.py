@@ -27,14 +27,26 @@ class FlightWriter:
     """
     A new flight file for this process, and raw access for the recorder.
 
-    `memory` takes `struct.pack_into`; `words` are the control and live areas as unsigned 64-bit integers.
+    `memory` takes `struct.pack_into`; `words`, `live`, `lengths` and `own` are areas as unsigned 64-bit integers.
 
     Raises:
         OSError: the directory or the file cannot be made, or there is no room for it.
 
     """
 
-    __slots__ = ("_hooks_sequence", "_map", "_table_sequence", "capacity", "live", "memory", "path", "words")
+    __slots__ = (
+        "_map",
+        "_report_sequence",
+        "_table_sequence",
+        "capacity",
+        "device",
+        "lengths",
+        "live",
+        "memory",
+        "own",
+        "path",
+        "words",
+    )
 
     def __init__(
         self, directory: Path, name: str, identity: dict[str, Any], *, capacity: int = layout.RING_CAPACITY
@@ -53,22 +65,28 @@ class FlightWriter:
             finally:
                 os.close(descriptor)
             self.memory = memoryview(self._map)
-            self.words = self.memory[layout.CONTROL_OFFSET : layout.CONTROL_OFFSET + layout.CONTROL_BYTES].cast("Q")
-            self.live = self.memory[layout.LIVE_OFFSET : layout.LIVE_OFFSET + layout.LIVE_BYTES].cast("Q")
-            self._hooks_sequence = self._table_sequence = 0
+            self.words = self._area(layout.CONTROL_OFFSET, layout.CONTROL_BYTES).cast("Q")
+            self.live = self._area(layout.LIVE_OFFSET, layout.LIVE_BYTES).cast("Q")
+            self.lengths = self._area(layout.HISTOGRAM_OFFSET, layout.HISTOGRAM_DTYPE.itemsize).cast("Q")
+            self.own = self._area(layout.OWN_OFFSET, layout.OWN_DTYPE.itemsize).cast("Q")
+            self.device = self._area(layout.DEVICE_OFFSET, layout.DEVICE_BYTES)
+            self._report_sequence = self._table_sequence = 0
             layout.HEADER.pack_into(
                 self.memory, 0, layout.MAGIC, layout.VERSION, layout.STEP_DTYPE.itemsize, capacity, layout.REQUEST_DTYPE.itemsize,
                 layout.TABLE_CAPACITY, layout.BUCKETS, os.getpid(), 0, process_start_ticks(os.getpid()) or 0,
                 time.time_ns(), time.monotonic_ns(), size,
             )  # fmt: skip
             self._write_blob(layout.IDENTITY_OFFSET, layout.IDENTITY_BYTES, identity, 0)
-            self.write_hook_report({"hooks": [], "mitigations": []})
+            self.write_report({"hooks": [], "mitigations": [], "failure": None})
             # Readers see a whole file or none.
             unfinished.replace(self.path)
         except BaseException:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
+
+    def _area(self, offset: int, size: int) -> memoryview:
+        return self.memory[offset : offset + size]
 
     def _write_blob(self, offset: int, size: int, value: dict[str, Any], sequence: int) -> None:
         raw = json.dumps(value, separators=(",", ":")).encode()
@@ -80,12 +98,12 @@ class FlightWriter:
         self.memory[start : start + len(raw)] = raw
         layout.BLOB_HEAD.pack_into(self.memory, offset, sequence + 2, len(raw))
 
-    def write_hook_report(self, report: dict[str, Any]) -> None:
+    def write_report(self, report: dict[str, Any]) -> None:
         """
-        Publish hooks and mitigations, at install and whenever a hook takes itself out.
+        Publish hooks, mitigations and the last failed step: at install, and in the rare step in which they change.
         """
-        self._write_blob(layout.HOOKS_OFFSET, layout.HOOKS_BYTES, report, self._hooks_sequence)
-        self._hooks_sequence += 2
+        self._write_blob(layout.HOOKS_OFFSET, layout.HOOKS_BYTES, report, self._report_sequence)
+        self._report_sequence += 2
 
     def write_requests(self, rows: Sequence[RequestRow], drifting: int) -> None:
         """

@@ -5,21 +5,27 @@ They are set on the instance, not on the class, so that every platform's runner 
 imported for it. All probes come first; then what can be hooked is hooked, and what cannot is reported as such.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.contract.http import HookReport, MitigationReport, RankIdentity
-from rankscope_exporter.contract.words import HookState, MitigationState
+from rankscope_exporter.contract.http import HookReport, MitigationReport, RankIdentity, StepFailure
+from rankscope_exporter.contract.words import Detail, HookState, MitigationState
 from rankscope_exporter.control import Control
 from rankscope_exporter.faults import LOGGER, Faults
 from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter
 from rankscope_exporter.hooks import targets, wrappers
+from rankscope_exporter.hooks.wiring import wire_v1, wire_v2
 from rankscope_exporter.identity import flight_name
 from rankscope_exporter.mitigations import trim
-from rankscope_exporter.recorder import Recorder
+from rankscope_exporter.recorder import Recorder, RecorderOptions, V1Recorder, V2Recorder
+from rankscope_exporter.recorder.budget import Budget
+from rankscope_exporter.recorder.device import DeviceSampler
+from rankscope_exporter.recorder.request_ids import name_by
 from rankscope_exporter.retention import remove_expired
 from rankscope_exporter.settings import WorkerSettings
 
@@ -30,6 +36,23 @@ class InjectedFaultError(Exception):
     """
     Raised by hooks that a test told to fail.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """
+    Where a wrapper was put, and what lay there itself (None: the owner's class has it).
+    """
+
+    owner: Any
+    name: str
+    before: Any
+
+
+FAILURES_TOLD = 10
+"""
+Failed steps that are written into the report; later ones are counted only.
+"""
 
 
 class Installation:
@@ -47,11 +70,12 @@ class Installation:
         self.fix_report = MitigationReport(
             mitigation=trim.NAME, state=MitigationState.UNKNOWN_CODE, reason="not examined"
         )
+        self.failure: StepFailure | None = None
         self.faults = Faults(settings.fault_limit, self.remove)
         self._settings = settings
         self.wrappers: dict[str, Callable[..., Any]] = {}
-        """What was set on the runner, by the name of the method that it stands for."""
-        self._replaced: dict[str, Any] = {}
+        """What was put in place, by the name of the hook."""
+        self._places: dict[str, _Place] = {}
 
     def start_fix(self) -> None:
         """
@@ -75,8 +99,8 @@ class Installation:
             OSError: there is no flight file to be had; nothing was hooked.
 
         """
-        mask = targets.probe_mask(self.runner)
-        reports = [targets.probe(self.runner, point) for point in targets.HOOK_POINTS]
+        points = targets.points_of(self.runner)
+        reports = [targets.probe(self.runner, point) for point in points]
         identity = self.identity
         self.flight = FlightWriter(
             Path(self._settings.flight_dir),
@@ -85,52 +109,70 @@ class Installation:
             capacity=self._settings.ring_steps,
         )
         control = Control(self.flight.words, self.fix, self._after_control)
-        self.recorder = Recorder(
-            self.runner,
-            self.flight,
-            control,
+        options = RecorderOptions(
             completes=completes,
             last_rank=identity.pp_rank == identity.pp_size - 1,
-            reads_mask=mask.state == HookState.ON,
+            name=name_by(identity.request_ids, identity.engine),
+            budget=Budget(self._settings.budget_microseconds * 1000, self._reduce),
+            failed=self._failed,
         )
-        self.hooks = {report.hook: report for report in [*reports, mask]}
         usable = {report.hook for report in reports if report.state == HookState.ON}
+        self.hooks = {report.hook: report for report in reports}
+        if targets.is_v2(self.runner):
+            v2 = self._record_v2(self.flight, control, options)
+            self.recorder, made = v2, wire_v2(self.runner, v2, self._body, self._note)
+        else:
+            mask = targets.probe_mask(self.runner)
+            self.hooks[mask.hook] = mask
+            reads_mask = mask.state == HookState.ON
+            v1 = V1Recorder(self.runner, self.flight, control, options, reads_mask=reads_mask)
+            self.recorder, made = v1, wire_v1(self.runner, v1, self._body, self._note)
         if "execute_model" not in usable:  # without steps, nothing else can be placed
-            for name in usable:
-                self.hooks[name] = HookReport(
-                    hook=name,
-                    state=HookState.OFF,
-                    reason="execute_model is not hooked, so nothing can be told from a step",
-                )
+            self._turn_off(usable, "execute_model is not hooked, so nothing can be told from a step")
             usable = set()
-        for name, wrapper in self._make_wrappers(self.recorder, usable).items():
-            self._replaced[name] = self.runner.__dict__.get(name)
-            self.wrappers[name] = wrapper
-            setattr(self.runner, name, wrapper)
+        for point in points:
+            if point.name in usable:
+                self._put(point, made[point.name])
         self.publish()
 
-    def _make_wrappers(self, recorder: Recorder, usable: set[str]) -> dict[str, Callable[..., Any]]:
-        runner, note, faults = self.runner, self._note, self._injected
-        execute, update, sample, broadcast, receive, guard = (point.method for point in targets.HOOK_POINTS)
-        # Where vLLM has no guard, coming to the collective is the decision to post it.
-        enter = recorder.enter if hasattr(runner, guard) else recorder.enter_unguarded
-        made: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-            execute: lambda original: wrappers.wrap_execute_model(
-                original, faults(execute, recorder.begin), faults(execute, recorder.end), note
-            ),
-            update: lambda original: wrappers.wrap_update_states(original, faults(update, recorder.update), note),
-            sample: lambda original: wrappers.wrap_sample_tokens(original, faults(sample, recorder.end), note),
-            broadcast: lambda original: wrappers.wrap_broadcast(
-                original, faults(broadcast, enter), faults(broadcast, recorder.leave), note
-            ),
-            receive: lambda original: wrappers.wrap_receive(
-                original, faults(receive, enter), faults(receive, recorder.leave), runner, note
-            ),
-            guard: lambda original: wrappers.wrap_guard(original, faults(guard, recorder.decide), note),
-        }
-        return {name: make(getattr(runner, name)) for name, make in made.items() if name in usable}
+    def _record_v2(self, flight: FlightWriter, control: Control, options: RecorderOptions) -> V2Recorder:
+        handler = getattr(self.runner, "pp_handler", None)
+        drafts = hasattr(handler, "broadcast_drafts") and getattr(handler, "num_speculative_steps", 0) > 0
+        device = self._sample_device(flight)
+        return V2Recorder(self.runner, flight, control, options, handler=handler, drafts=drafts, device=device)
 
-    def _injected(self, hook: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    def _sample_device(self, flight: FlightWriter) -> DeviceSampler | None:
+        every = self._settings.device_lengths_steps
+        if not every:
+            return None
+        try:
+            import torch  # noqa: PLC0415  only there inside a worker
+
+            return DeviceSampler(self.runner.req_states, flight.device, every, torch)
+        except Exception as error:
+            logger.warning("rankscope: device-side lengths cannot be sampled here", exc_info=error)
+            self.hooks["device_lengths"] = HookReport(
+                hook="device_lengths",
+                state=HookState.OFF,
+                reason=f"{type(error).__name__}: {error}: device-side lengths unknown"[:200],
+            )
+            return None
+
+    def _turn_off(self, hooks: Iterable[str], reason: str) -> None:
+        for hook in hooks:
+            self.hooks[hook] = HookReport(hook=hook, state=HookState.OFF, reason=reason)
+
+    def _put(self, point: targets.HookPoint, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        found = targets.find(self.runner, point)
+        if found is None:
+            return
+        owner, name = found.owner_object, found.attribute_name
+        wrapper = make(getattr(owner, name))
+        self._places[point.name] = _Place(owner, name, vars(owner).get(name))
+        self.wrappers[point.name] = wrapper
+        setattr(owner, name, wrapper)
+
+    def _body(self, hook: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """
         `body`, or something that fails in its place where a test asked for that.
         """
@@ -147,6 +189,32 @@ class Installation:
         self.faults.note(hook, error)
         if self.flight is not None:
             self.flight.live[layout.LIVE_FAULTS] = self.faults.total
+        count = self.faults.count(hook)
+        if not count & (count - 1):  # 1, 2, 4, ...: the report costs more than a step
+            self._publish_safely()
+
+    def _failed(self, step: int, phase: int, method: str, error: BaseException) -> None:
+        self.failure = StepFailure(step=step, phase=phase, method=method, kind=type(error).__name__)
+        if self.flight is not None and self.flight.live[layout.LIVE_FAILED_STEPS] <= FAILURES_TOLD:
+            self._publish_safely()
+
+    def _reduce(self, detail: Detail, costliest: str) -> None:
+        """
+        Record less, as our own time is over its budget.
+        """
+        budget = self._settings.budget_microseconds
+        if self.recorder is not None:
+            self.recorder.reduce(detail)
+        if detail is Detail.CUT:
+            costliest = costliest if costliest in self.wrappers else "execute_model"
+            reason = f"most steps cost more than {budget} microseconds of ours, and this hook the most of it"
+            logger.error("rankscope: hook %s took itself out: %s", costliest, reason)
+            self.remove(costliest, reason)
+        else:
+            logger.warning(
+                "rankscope: most steps cost more than %d microseconds of ours: request table and histograms are off",
+                budget,
+            )
 
     def remove(self, hook: str, reason: str) -> None:
         """
@@ -157,13 +225,16 @@ class Installation:
         self.publish()
 
     def _restore(self, hook: str) -> None:
-        ours, replaced = self.wrappers.pop(hook, None), self._replaced.pop(hook, None)
-        if ours is None or self.runner.__dict__.get(hook) is not ours:
+        ours, place = self.wrappers.pop(hook, None), self._places.pop(hook, None)
+        if ours is None or place is None:
+            return
+        wrappers.silence(ours)  # whoever holds it, or has wrapped it, calls vLLM through it and nothing else
+        if vars(place.owner).get(place.name) is not ours:
             return  # somebody wrapped it after us: taking ours away would take theirs
-        if replaced is None:
-            delattr(self.runner, hook)
+        if place.before is None:
+            delattr(place.owner, place.name)
         else:
-            setattr(self.runner, hook, replaced)
+            setattr(place.owner, place.name, place.before)
 
     def uninstall(self) -> None:
         """
@@ -183,15 +254,24 @@ class Installation:
 
     def publish(self) -> None:
         """
-        Write the hook report into the flight file.
+        Write the report into the flight file: hooks with their faults, mitigations, and the step that failed last.
         """
-        if self.flight is not None:
-            self.flight.write_hook_report(
-                {
-                    "hooks": [report.model_dump(mode="json") for report in self.hooks.values()],
-                    "mitigations": [self.fix_report.model_dump(mode="json")],
-                }
-            )
+        if self.flight is None:
+            return
+        hooks = [
+            report.model_copy(update={"faults": self.faults.kinds.get(report.hook, {})})
+            for report in self.hooks.values()
+        ]
+        report = {
+            "hooks": [hook.model_dump(mode="json") for hook in hooks],
+            "mitigations": [self.fix_report.model_dump(mode="json")],
+            "failure": None if self.failure is None else self.failure.model_dump(mode="json"),
+        }
+        self.flight.write_report(report)
+
+    def _publish_safely(self) -> None:
+        with contextlib.suppress(Exception):  # nothing of ours may reach vLLM from here
+            self.publish()
 
 
 def install(runner: Any, identity: RankIdentity, settings: WorkerSettings, *, completes: bool = False) -> Installation:

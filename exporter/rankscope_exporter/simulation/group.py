@@ -2,25 +2,22 @@
 The pipeline group over pipes: every exchange is a rendezvous, as a collective that blocks is.
 
 So a guard disagreement wedges by itself. The last rank waits for ever for its broadcast to be taken; the others leave
-the step, begin the next one, and wait for ever to hand their tensors on.
+the step, begin the next one, and wait for ever to hand their tensors on. A rank whose peer has ended waits for ever
+too, as in a device's collective.
 """
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import numpy as np
 
 from rankscope_exporter.simulation.runner import Tokens
 
 Wire = Connection
-
-
-class PeerLostError(Exception):
-    """
-    A rank that this one exchanges something with has ended.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,6 @@ class PipeGroup:
         """
         Wait for what the rank before this one computed.
 
-        Raises:
-            PeerLostError: it has ended.
-
         """
         if self.before is not None:
             _take(self.before)
@@ -61,9 +55,6 @@ class PipeGroup:
     def hand_tensors(self) -> None:
         """
         Hand what this rank computed to the next one, which must come for it.
-
-        Raises:
-            PeerLostError: it has ended.
 
         """
         if self.after is not None:
@@ -73,18 +64,12 @@ class PipeGroup:
         """
         Give the sampled tokens to all other ranks, which must all come for them.
 
-        Raises:
-            PeerLostError: one has ended.
-
         """
         _give(self.sampled, tokens.tobytes())
 
     def receive(self, shape: tuple[int, int]) -> Tokens:
         """
         Take the sampled tokens from the last rank.
-
-        Raises:
-            PeerLostError: it has ended.
 
         """
         return np.frombuffer(_take(self.sampled[0]), np.int32).reshape(shape)
@@ -96,17 +81,22 @@ def _give(wires: Sequence[Wire], data: bytes) -> None:
             wire.send_bytes(data)
         for wire in wires:
             wire.recv_bytes()
-    except (EOFError, OSError) as error:
-        raise PeerLostError from error
+    except (EOFError, OSError):
+        _hang()
 
 
 def _take(wire: Wire) -> bytes:
     try:
         data = wire.recv_bytes()
         wire.send_bytes(b"taken")
-    except (EOFError, OSError) as error:
-        raise PeerLostError from error
+    except (EOFError, OSError):
+        _hang()
     return data
+
+
+def _hang() -> NoReturn:
+    while True:
+        signal.pause()
 
 
 def make_groups(size: int) -> list[PipeGroup]:

@@ -3,7 +3,6 @@ A simulated rank: one process, which carries out the steps that its engine sends
 """
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from rankscope_exporter import __version__
 from rankscope_exporter.contract.http import RankIdentity
 from rankscope_exporter.hooks.install import install
 from rankscope_exporter.settings import WorkerSettings
-from rankscope_exporter.simulation.group import PeerLostError, PipeGroup, Wire
+from rankscope_exporter.simulation.group import PipeGroup, Wire
 from rankscope_exporter.simulation.lifeline import die_with_parent, leave_signals_to_parent
 from rankscope_exporter.simulation.runner import ModelRunner
 from rankscope_exporter.simulation.spec import EngineSpec
@@ -62,9 +61,6 @@ def run_rank(spec: EngineSpec, seat: Seat, parent: int) -> None:
     try:
         seat.commands.send(installation.flight is not None)
         _serve(runner, seat.group, seat.commands)
-    except PeerLostError:
-        while True:  # as in a device's collective whose peer is gone
-            signal.pause()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the engine has ended
 

@@ -46,7 +46,7 @@ class Aligned:
     @property
     def measured(self) -> Bools:
         """Where a rank's request-state lengths are known."""
-        return np.asarray(self.reached(Phase.STATE_UPDATED) & (self.records["measured"] == 1))
+        return np.asarray(self.reached(Phase.STATE_UPDATED) & (self.records["lengths"] > 0))
 
 
 def align(histories: Sequence[StepHistory], first: int, last: int) -> Aligned:

@@ -57,7 +57,7 @@ def drift_over(records: Records, reach: int) -> bool:
     """
     Whether a rank's newest measured records show no drift any more.
     """
-    measured = records[records["measured"] == 1]
+    measured = records[records["lengths"] > 0]
     return not bool((measured["drift_max"][-(reach + 1) :] > 0).any())
 
 
@@ -68,7 +68,7 @@ def latest_drift(rank: RankFacts, reach: int) -> tuple[int, int, int] | None:
     The worst of as many steps as there are batches in flight, so that a healthy batch does not hide a drifting one.
     """
     records = rank.history.tail(reach + 4)
-    measured = records[records["measured"] == 1][-max(1, reach) :]
+    measured = records[records["lengths"] > 0][-max(1, reach) :]
     if len(measured) == 0:
         return None
     worst = measured[int(measured["drift_max"].argmax())]

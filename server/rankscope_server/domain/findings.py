@@ -401,5 +401,5 @@ def _unseen(rank: RankFacts) -> Iterator[str]:
         yield f"{rank.label} runs code that the trim fix does not know: {rank.trim_reason or 'no reason given'}"
     records = rank.history.tail(8)
     judged = records[(records["phase"] >= Phase.STATE_UPDATED) & (records["cached"] > 0)]
-    if not off and len(judged) and not bool((judged["measured"] == 1).any()):
+    if not off and len(judged) and not bool((judged["lengths"] > 0).any()):
         yield f"{rank.label} reports steps without request-state lengths"

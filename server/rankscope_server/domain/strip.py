@@ -48,6 +48,6 @@ def _cell(step: int, record: np.void, differs: bool) -> StripCell:
         guard=guard_word(record),
         masked=int(record["masked"]) if decided and record["mask_known"] else None,
         requests=int(record["requests"]) if decided else None,
-        drift_max=int(record["drift_max"]) if phase >= Phase.STATE_UPDATED and record["measured"] else None,
+        drift_max=int(record["drift_max"]) if phase >= Phase.STATE_UPDATED and record["lengths"] else None,
         differs=differs and decided,
     )

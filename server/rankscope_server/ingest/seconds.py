@@ -50,7 +50,7 @@ class SecondSeries:
         """
         Take in new records, with the wall-clock second at which each began.
         """
-        measured = (records["measured"] == 1) & (records["phase"] >= Phase.STATE_UPDATED)
+        measured = (records["lengths"] > 0) & (records["phase"] >= Phase.STATE_UPDATED)
         records, unix = records[measured], unix[measured]
         if len(records) == 0:
             return
