@@ -12,11 +12,12 @@ LAB_VENV := $(if $(RANKSCOPE_LAB_VENV),$(RANKSCOPE_LAB_VENV),.venv-vllm)
 STAMP := $(VENV)/.rankscope-installed
 PORT ?= 8700
 HOLD ?= 180
+MINUTES ?= 30
 BENCH ?=
 OPEN ?= $(if $(DISPLAY)$(WAYLAND_DISPLAY),--open)
 PYTEST_ARGS ?=
 
-.PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift docs lock clean
+.PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift soak docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +74,9 @@ e2e: lab-setup ## Baseline, canary and mid-drift on real vLLM, one JSON line a f
 
 e2e-baseline e2e-canary e2e-mid-drift: e2e-%: lab-setup
 	@$(BIN)/python tests/e2e/run.py $*
+
+soak: lab-setup ## Restarts, a full file system and a stopped rank under traffic, MINUTES=30; one JSON line a figure
+	@$(BIN)/python tests/soak/run.py --minutes $(MINUTES)
 
 docs: setup ## Generate docs/metrics.md from the metric contract
 	@$(BIN)/rankscope-exporter metrics-doc > docs/metrics.md
