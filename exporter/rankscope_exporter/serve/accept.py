@@ -62,10 +62,14 @@ class Acceptor:
                     continue
                 failing = False
                 if len(self._opening) >= MAX_HANDSHAKES:
-                    next(iter(self._opening)).cancel()
+                    longest = next(iter(self._opening))
+                    del self._opening[longest]
+                    longest.cancel()
                 task = loop.create_task(self._open(connection))
                 self._opening[task] = None
                 task.add_done_callback(self._opened)
+                # While others wait to be accepted nothing above yields, and what was accepted would never get its turn.
+                await asyncio.sleep(0)
         finally:
             for task in list(self._opening):
                 task.cancel()
