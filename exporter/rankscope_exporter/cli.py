@@ -24,7 +24,7 @@ Every flag can be given in the environment instead: --flight-dir as RANKSCOPE_FL
 """
 _FLAGS = (
     "flight_dir", "host", "port", "retention_seconds", "allowed_hosts", "read_token_file", "control_token_file", "tls_cert_file", "tls_key_file",
-    "tls_client_ca_file", "max_connections", "request_seconds", "keep_alive_seconds", "request_rate", "request_burst", "failure_rate", "failure_burst",
+    "tls_client_ca_file", "nccl_ras", "nccl_ras_seconds", "max_connections", "request_seconds", "keep_alive_seconds", "request_rate", "request_burst", "failure_rate", "failure_burst",
 )  # fmt: skip
 
 
@@ -42,6 +42,14 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--allowed-hosts",
         metavar="NAMES",
         help="names, separated by commas, by which clients may call besides localhost, this host's name and IP addresses",
+    )
+    parser.add_argument(
+        "--nccl-ras",
+        metavar="PORTS",
+        help="RAS ports of NCCL to ask: auto (localhost:28028), off, or host:port, several separated by commas",
+    )
+    parser.add_argument(
+        "--nccl-ras-seconds", type=float, metavar="S", help="time between two questions to a RAS port of NCCL (15)"
     )
     _add_access_flags(parser.add_argument_group("who may call", "Files are read anew when they change."))
     _add_limit_flags(parser.add_argument_group("limits"))

@@ -42,6 +42,8 @@ from rankscope_exporter.serve.limits import Limits
 from rankscope_exporter.serve.node import Clock, Node
 from rankscope_exporter.serve.private import Renewed
 from rankscope_exporter.serve.process import PROC
+from rankscope_exporter.serve.ras import NcclWatch
+from rankscope_exporter.serve.ras_address import parse_addresses
 from rankscope_exporter.serve.rates import Rates
 from rankscope_exporter.serve.settings import ServeSettings
 from rankscope_exporter.serve.tls import renewed_context
@@ -78,10 +80,12 @@ def create_app(settings: ServeSettings, *, clock: Clock | None = None, proc: Pat
     tokens, tls = renewed_tokens(settings), renewed_context(settings)
     renewals: list[Renewed[Any]] = [tokens] if tls is None else [tokens, tls]
     connections = Connections(settings.max_connections)
-    handlers = _Handlers(node, tokens, connections, renewals, settings.request_seconds)
 
     def seconds() -> float:
         return clock.monotonic_ns() / 1e9
+
+    nccl = NcclWatch(parse_addresses(settings.nccl_ras), settings.nccl_ras_seconds, seconds)
+    handlers = _Handlers(node, tokens, connections, renewals, nccl, settings.request_seconds)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -90,7 +94,8 @@ def create_app(settings: ServeSettings, *, clock: Clock | None = None, proc: Pat
             asyncio.create_task(_renew(renewals)),
         ]
         try:
-            yield
+            async with nccl.running():
+                yield
         finally:
             for chore in chores:
                 chore.cancel()
@@ -179,12 +184,14 @@ class _Handlers:
         tokens: Renewed[Tokens],
         connections: Connections,
         renewals: Sequence[Renewed[Any]],
+        nccl: NcclWatch,
         body_seconds: float,
     ) -> None:
         self._node = node
         self._tokens = tokens
         self._connections = connections
         self._renewals = renewals
+        self._nccl = nccl
         self._body_seconds = body_seconds
 
     @property
@@ -198,7 +205,9 @@ class _Handlers:
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         reading = self._node.read()
-        facts = NodeFacts(self._node.name, str(self._node.directory), self._control, len(reading.unreadable))
+        facts = NodeFacts(
+            self._node.name, str(self._node.directory), self._control, len(reading.unreadable), self._nccl.views()
+        )
         body, media_type = render(reading.ranks, facts, query, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": media_type})
 
@@ -267,7 +276,7 @@ class _Handlers:
             "ranks": {"seen": seen, "readable": len(reading.ranks), "running": running},
         }
         if request.scope[MAY_READ]:
-            answer |= {"unreadable": unreadable, "problems": problems}
+            answer |= {"unreadable": unreadable, "problems": problems, "nccl": self._nccl.health()}
         return JSONResponse(answer)
 
     async def landing(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rankscope_exporter.contract.words import DEFAULT_PORT
+from rankscope_exporter.serve.ras_address import parse_addresses
 from rankscope_exporter.settings import DEFAULT_FLIGHT_DIR
 
 
@@ -58,6 +59,17 @@ class ServeSettings(BaseSettings):
     """Wrong tokens per second that each client address may try in the long run; 0: as many as it likes."""
     failure_burst: Annotated[int, Field(ge=1)] = 10
     """Wrong tokens that each client address may try at once."""
+
+    nccl_ras: str = "auto"
+    """NCCL's RAS ports: auto (localhost:28028), off, or host:port, several of them separated by commas."""
+    nccl_ras_seconds: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 15.0
+    """Time between two questions to a RAS port."""
+
+    @field_validator("nccl_ras")
+    @classmethod
+    def _known_ports(cls, setting: str) -> str:
+        parse_addresses(setting)
+        return setting
 
     @field_validator("host")
     @classmethod
