@@ -17,7 +17,7 @@ BENCH ?=
 OPEN ?= $(if $(DISPLAY)$(WAYLAND_DISPLAY),--open)
 PYTEST_ARGS ?=
 
-.PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift soak docs lock clean
+.PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift soak docs matrix lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ soak: lab-setup ## Restarts, a full file system and a stopped rank under traffic
 
 docs: setup ## Generate docs/metrics.md from the metric contract
 	@$(BIN)/rankscope-exporter metrics-doc > docs/metrics.md
+
+matrix: setup ## What hooks and fix find in each vLLM release (2 GB of wheels the first time); writes docs/compatibility.md
+	@$(BIN)/python -m rankscope_lab.matrix --write docs/compatibility.md
 
 lock: setup ## Pin the server's dependencies anew
 	@echo 'rankscope-exporter @ file://$(CURDIR)/exporter' > $(VENV)/local.txt

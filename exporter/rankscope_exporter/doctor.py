@@ -1,13 +1,15 @@
 """
 What the installed vLLM looks like to every hook, and whether the trim fix is available: known before anything is started.
 
-The same probes that a worker uses run here on vLLM's runner class; nothing is patched and no device is touched.
+The same probes that a worker uses run here on the classes of vLLM's model runners; nothing is patched and no device is
+touched.
 """
 
 import importlib
 import os
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -16,15 +18,22 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rankscope_exporter import __version__
-from rankscope_exporter.contract.http import HookReport, MitigationReport
-from rankscope_exporter.contract.words import HookState, MitigationState
+from rankscope_exporter.contract.http import HookReport
+from rankscope_exporter.contract.words import HookState
+from rankscope_exporter.examination import (
+    RUNNERS,
+    SELECTION,
+    RunnerExamination,
+    assess_reports,
+    assess_runner,
+    examine_runner,
+)
 from rankscope_exporter.hooks import targets
+from rankscope_exporter.hooks.subjects import ClassSubject
 from rankscope_exporter.identity import read_vllm_version
-from rankscope_exporter.mitigations import trim
 from rankscope_exporter.plugin import is_off
 from rankscope_exporter.settings import WorkerSettings
 
-RUNNER_MODULE, RUNNER_CLASS = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
 WORKER_MODULE, WORKER_CLASS = "vllm.v1.worker.worker_base", "WorkerWrapperBase"
 PLUGIN_GROUP, PLUGIN_NAME = "vllm.general_plugins", "rankscope"
 
@@ -37,9 +46,12 @@ class Examination(BaseModel):
     exporter_version: str
     vllm_version: str
     python: str
-    runner_class: str
     hooks: list[HookReport]
-    mitigations: list[MitigationReport]
+    """What finds the ranks; the hooks on a runner stand with it."""
+    runners: list[RunnerExamination]
+    """The model runners that this vLLM has."""
+    selection: str
+    """Which of them runs."""
     flight_dir: str
     problems: list[str]
 
@@ -66,11 +78,16 @@ def examine_environment(environment: Mapping[str, str]) -> Examination:
     """
     problems = [*_plugin_problems(environment)]
     hooks: list[HookReport] = []
-    mitigations: list[MitigationReport] = []
-    runner = f"{RUNNER_MODULE}.{RUNNER_CLASS}"
+    runners: list[RunnerExamination] = []
     try:
-        owner = getattr(importlib.import_module(RUNNER_MODULE), RUNNER_CLASS)
         worker = getattr(importlib.import_module(WORKER_MODULE), WORKER_CLASS)
+        for name, (module, class_name) in RUNNERS.items():
+            loaded = _import_runner(module)
+            runner_class = getattr(loaded, class_name, None)
+            if isinstance(runner_class, type):
+                runners.append(examine_runner(ClassSubject(runner_class), f"{module}.{class_name}"))
+            elif loaded is not None:
+                problems.append(f"{name} runner: unknown code, {module} has no class {class_name}: its ranks are blind")
     except ModuleNotFoundError as error:
         installed = (
             "is not installed here" if error.name and error.name.split(".")[0] == "vllm" else "cannot be imported"
@@ -79,43 +96,35 @@ def examine_environment(environment: Mapping[str, str]) -> Examination:
     except Exception as error:  # noqa: BLE001  whatever an import may raise is the finding
         problems.append(f"vLLM cannot be imported ({type(error).__name__}: {error}): run this where vLLM runs")
     else:
-        hooks = [
-            _probe_worker(worker),
-            *(targets.probe(owner, point) for point in targets.HOOK_POINTS),
-            targets.probe_mask(owner),
-        ]
-        mitigations = [_examine_fix(owner)]
-        problems += assess_reports(hooks, mitigations)
+        hooks = [_probe_worker(worker)]
+        problems += assess_reports(hooks, [])
+        problems += [problem for runner in runners for problem in assess_runner(runner)]
+        if not runners:
+            problems.append("this vLLM has none of the model runners that Rankscope knows: every rank is blind")
     flight_dir, problem = _flight_dir()
     problems += [problem] if problem else []
     return Examination(
         exporter_version=__version__,
         vllm_version=read_vllm_version(),
         python=sys.version.split()[0],
-        runner_class=runner,
         hooks=hooks,
-        mitigations=mitigations,
+        runners=runners,
+        selection=SELECTION,
         flight_dir=flight_dir,
         problems=problems,
     )
 
 
-def assess_reports(hooks: list[HookReport], mitigations: list[MitigationReport]) -> list[str]:
+def _import_runner(module: str) -> types.ModuleType | None:
     """
-    What is missing, in words: hooks that see nothing without a good reason, and a fix that does not know the code.
+    A runner's module; None in a release that does not have it.
     """
-    optional = {point.method for point in targets.HOOK_POINTS if point.optional}
-    problems = [
-        f"hook {report.hook} is {report.state.value}: {report.reason}"
-        for report in hooks
-        if report.state != HookState.ON and not (report.state == HookState.ABSENT and report.hook in optional)
-    ]
-    problems += [
-        f"{report.mitigation} fix: {report.state.label} ({report.reason}); it stays off"
-        for report in mitigations
-        if report.state == MitigationState.UNKNOWN_CODE
-    ]
-    return problems
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name != "vllm" and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise
 
 
 def _plugin_problems(environment: Mapping[str, str]) -> list[str]:
@@ -140,16 +149,6 @@ def _probe_worker(worker: Any) -> HookReport:
         state=HookState.ABSENT,
         reason=f"{WORKER_CLASS} has no such method: no rank can be found",
     )
-
-
-def _examine_fix(owner: Any) -> MitigationReport:
-    method = getattr(owner, "_update_states", None)
-    if method is None:
-        return MitigationReport(
-            mitigation=trim.NAME, state=MitigationState.UNKNOWN_CODE, reason="there is no _update_states"
-        )
-    fix = trim.TrimFix(method)
-    return MitigationReport(mitigation=trim.NAME, state=fix.state, reason=fix.reason)
 
 
 def _flight_dir() -> tuple[str, str]:
@@ -178,18 +177,19 @@ def render(found: Examination) -> str:
     An examination for a person to read.
     """
     lines = [f"rankscope-exporter {found.exporter_version}, vLLM {found.vllm_version}, Python {found.python}", ""]
-    if found.hooks:
-        width = max(len(report.hook) for report in found.hooks)
-        lines += [f"hooks on {found.runner_class}"]
-        lines += [
-            f"  {report.hook:<{width}}  {report.state.value:<7} {report.reason}".rstrip() for report in found.hooks
-        ]
-        lines += ["", "mitigations"]
-        lines += [
-            f"  {report.mitigation:<{width}}  {report.state.label} {report.reason}".rstrip()
-            for report in found.mitigations
-        ]
+    lines += [*_table("hooks", found.hooks), ""] if found.hooks else []
+    for runner in found.runners:
+        lines += _table(f"hooks on the {runner.runner} runner, {runner.runner_class}", runner.hooks)
+        if runner.width is not None:
+            differ = "; these differ in a step without drafts while speculation is on" if runner.width.differs else ""
+            lines += [
+                f"  tokens per request: the sender posts {runner.width.sender.value}, the receiver {runner.width.receiver.value}{differ}"
+            ]
+        for report in runner.mitigations:
+            why = f" ({report.reason})" if report.reason else ""
+            lines += [f"  {report.mitigation} fix: {report.state.label}{why}"]
         lines += [""]
+    lines += [found.selection, ""] if found.runners else []
     lines += [f"flight directory {found.flight_dir}", ""]
     lines += (
         ["Everything can be seen."]
@@ -197,3 +197,11 @@ def render(found: Examination) -> str:
         else ["Problems:", *(f"  - {problem}" for problem in found.problems)]
     )
     return "\n".join(lines) + "\n"
+
+
+def _table(title: str, reports: list[HookReport]) -> list[str]:
+    width = max((len(report.hook) for report in reports), default=0)
+    return [
+        title,
+        *(f"  {report.hook:<{width}}  {report.state.value:<7} {report.reason}".rstrip() for report in reports),
+    ]

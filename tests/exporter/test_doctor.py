@@ -3,12 +3,15 @@ What `doctor` says of an environment.
 """
 
 import json
+from typing import Any
 
 import pytest
 
 from rankscope_exporter import doctor
 from rankscope_exporter.contract import HookState, MitigationState
 from rankscope_exporter.contract.http import HookReport, MitigationReport
+from rankscope_exporter.examination import RunnerExamination, WidthReport, assess_reports, assess_runner
+from rankscope_exporter.hooks.widths import Width
 
 
 @pytest.mark.parametrize(
@@ -19,11 +22,13 @@ from rankscope_exporter.contract.http import HookReport, MitigationReport
         ("_update_states", HookState.OFF, True),
         ("_is_all_reqs_chunked_prefill", HookState.ABSENT, False),
         ("_is_all_reqs_chunked_prefill", HookState.OFF, True),
+        ("PPHandler.broadcast_drafts", HookState.ABSENT, False),
+        ("PPHandler.receive", HookState.ABSENT, True),
     ],
 )
 def test_a_hook_that_sees_nothing_is_a_problem_unless_its_absence_is_fine(hook, state, problem):
     """Absent code is a problem, except where a release works without it; a failed probe always is."""
-    found = doctor.assess_reports([HookReport(hook=hook, state=state, reason="because")], [])
+    found = assess_reports([HookReport(hook=hook, state=state, reason="because")], [])
     assert bool(found) == problem
     assert all("because" in text for text in found)
 
@@ -31,7 +36,7 @@ def test_a_hook_that_sees_nothing_is_a_problem_unless_its_absence_is_fine(hook, 
 @pytest.mark.parametrize("state", list(MitigationState))
 def test_only_unknown_code_is_a_problem_of_the_fix(state):
     """Available, applied and not applicable are fine; unknown code is said, with its reason."""
-    found = doctor.assess_reports([], [MitigationReport(mitigation="trim", state=state, reason="2 trims")])
+    found = assess_reports([], [MitigationReport(mitigation="trim", state=state, reason="2 trims")])
     assert bool(found) == (state == MitigationState.UNKNOWN_CODE)
 
 
@@ -63,27 +68,77 @@ def test_a_flight_directory_that_cannot_be_used_is_a_problem(monkeypatch, tmp_pa
     assert any("RANKSCOPE_FLIGHT_DIR" in problem for problem in doctor.examine_environment({}).problems)
 
 
+def runner_found(**changes: Any) -> RunnerExamination:
+    """A V2 runner in which everything can be seen, with `changes`."""
+    return RunnerExamination(
+        **{
+            "runner": "V2",
+            "runner_class": "a.Runner",
+            "hooks": [HookReport(hook="execute_model", state=HookState.ON)],
+            "width": WidthReport(sender=Width.PADDED, receiver=Width.PADDED, differs=False),
+            "mitigations": [
+                MitigationReport(mitigation="trim", state=MitigationState.NOT_APPLICABLE, reason="no list")
+            ],
+            "fix_class": "",
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"width": None}, None),
+        (
+            {"width": WidthReport(sender=Width.UNKNOWN, receiver=Width.PADDED, differs=None)},
+            "V2 runner: how wide the sender posts is unknown",
+        ),
+        ({"runner": "unknown"}, "unknown code"),
+        ({"hooks": [HookReport(hook="x", state=HookState.OFF, reason="why")]}, "V2 runner: hook x is off: why"),
+    ],
+)
+def test_what_is_unknown_of_a_runner_is_a_problem(changes, problem):
+    """A width that nobody knows, a class of neither kind and a hook that is off are each said, with the runner's name."""
+    found = assess_runner(runner_found(**changes))
+    assert found == [] if problem is None else problem in found[0]
+
+
 def test_it_reads_well():
-    """A person gets the versions, a line per hook, the fix, and the problems with their remedies."""
+    """A person gets the versions, a table per runner with its width and its fix, how one is chosen, and the problems."""
     found = doctor.Examination(
         exporter_version="0.1.0",
         vllm_version="0.27.1",
         python="3.11",
-        runner_class="a.Runner",
-        hooks=[
-            HookReport(hook="execute_model", state=HookState.ON),
-            HookReport(hook="x", state=HookState.OFF, reason="why"),
+        hooks=[HookReport(hook="init_device", state=HookState.ON)],
+        runners=[
+            runner_found(
+                runner="V1",
+                hooks=[
+                    HookReport(hook="execute_model", state=HookState.ON),
+                    HookReport(hook="x", state=HookState.OFF, reason="why"),
+                ],
+                width=None,
+                mitigations=[MitigationReport(mitigation="trim", state=MitigationState.AVAILABLE)],
+            ),
+            runner_found(width=WidthReport(sender=Width.AS_SAMPLED, receiver=Width.PADDED, differs=True)),
         ],
-        mitigations=[MitigationReport(mitigation="trim", state=MitigationState.AVAILABLE)],
+        selection="As configured.",
         flight_dir="/flight",
         problems=["do this"],
     )
     text = doctor.render(found)
     for part in (
         "vLLM 0.27.1",
+        "init_device  on",
+        "hooks on the V1 runner, a.Runner",
         "execute_model  on",
         "off     why",
-        "trim           available",
+        "trim fix: available\n",
+        "hooks on the V2 runner",
+        "the sender posts as sampled, the receiver k+1; these differ",
+        "trim fix: not applicable (no list)",
+        "As configured.",
         "/flight",
         "  - do this",
     ):

@@ -115,6 +115,19 @@ class SourceClass:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class SourceMethod:
+    """
+    A class's own definition of a method, as code and in the text of its whole module.
+    """
+
+    owner: str
+    """The class."""
+    bases: tuple[str, ...]
+    text: str
+    code: types.CodeType
+
+
 class SourceTree:
     """
     Modules of one release, read and compiled when they are first asked for.
@@ -207,14 +220,15 @@ class SourceSubject:
         """
         return any(attribute in stored_attributes(each.code) for each in self._bases)
 
-    def definitions_of(self, method: str) -> Iterator[tuple[str, str, types.CodeType]]:
+    def definitions_of(self, method: str) -> Iterator[SourceMethod]:
         """
-        Every definition of a method, the most derived class first: the class's name, its module's text and the code.
+        Every definition of a method, the most derived class first.
         """
         for each in self._bases:
             statement = each.attribute(method)
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield each.node.name, each.module.text, each.module.code_of(statement)
+                bases = tuple(_name_of(base) for base in each.node.bases)
+                yield SourceMethod(each.node.name, bases, each.module.text, each.module.code_of(statement))
 
     @cached_property
     def _bases(self) -> list[SourceClass]:

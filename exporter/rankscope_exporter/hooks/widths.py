@@ -39,7 +39,7 @@ class WidthRule:
     @property
     def differs(self) -> bool | None:
         """
-        Whether a step without drafts is posted in two widths when speculation is on; None where that is unknown.
+        Whether the sides post different widths in a step without drafts while speculation is on; None where that is unknown.
         """
         if Width.UNKNOWN in (self.sender, self.receiver):
             return None
