@@ -109,6 +109,7 @@ def environment(options: EngineOptions, base: Mapping[str, str], scratch: Path) 
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # what is imported for the first time is compiled once, not in each process
         "TORCHDYNAMO_DISABLE": "1",  # a step in which a compiler runs for half a minute looks like a wedge
         "RANKSCOPE_LAB": "1",
         "LAB_ACCEPT": str(options.acceptance),

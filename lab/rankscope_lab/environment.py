@@ -34,6 +34,10 @@ WATCHED = ("fastapi", "starlette", "pydantic", "prometheus-client", "numpy", "to
 What vLLM and Rankscope both use; the versions that came with vLLM must still be there afterwards.
 """
 NEEDED_BYTES = 6 * 1000**3
+IMPORTED = "vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker"
+"""
+What a run imports, and what is compiled therefore: all of PyTorch would take a minute of both processors.
+"""
 STAMP = "rankscope-lab.json"
 REPOSITORY = Path(__file__).resolve().parents[2]
 VARIABLE, V2_VARIABLE = "RANKSCOPE_LAB_VENV", "RANKSCOPE_LAB_V2_VENV"
@@ -143,7 +147,7 @@ def ensure(environment: Environment, progress: Progress) -> bool:
     if not environment.python.exists():
         _check_room(environment)
         progress(f"new virtual environment {environment.directory}")
-        _uv([uv, "venv", "--quiet", "--python", sys.executable, str(environment.directory)], progress)
+        _run([uv, "venv", "--quiet", "--python", sys.executable, str(environment.directory)], progress)
     (environment.directory / STAMP).unlink(missing_ok=True)
     install = [uv, "pip", "install", "--python", str(environment.python)]
     before = versions(environment, uv)
@@ -153,17 +157,20 @@ def ensure(environment: Environment, progress: Progress) -> bool:
         excludes = environment.directory / "rankscope-lab-excludes.txt"
         excludes.write_text("\n".join(UNFIT))
         wheels = torch_source(_find_links(os.environ))
-        _uv([*install, *wheels, "--excludes", str(excludes), f"{PACKAGE}=={environment.release}"], progress)
+        _run([*install, *wheels, "--excludes", str(excludes), f"{PACKAGE}=={environment.release}"], progress)
         before = versions(environment, uv)
     if unfit := [name for name in UNFIT if name in before]:
         progress(f"remove {', '.join(unfit)}, which do not fit vLLM's PyTorch")
-        _uv([uv, "pip", "uninstall", "--python", str(environment.python), *unfit], progress)
+        _run([uv, "pip", "uninstall", "--python", str(environment.python), *unfit], progress)
     pins = environment.directory / "rankscope-lab-constraints.txt"
     pins.write_text("".join(f"{name}=={before[name]}\n" for name in WATCHED if name in before))
     progress("install Rankscope's exporter and the lab")
     sources = ["-e", str(REPOSITORY / "exporter"), "-e", str(REPOSITORY / "lab")]
-    _uv([*install, "--constraint", str(pins), *sources], progress)
+    _run([*install, "--constraint", str(pins), *sources], progress)
     _check_unchanged(before, versions(environment, uv))
+    progress("import vLLM once, which compiles it")
+    written = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    _run([str(environment.python), "-c", f"import {IMPORTED}"], progress, written)
     (environment.directory / STAMP).write_text(json.dumps(wanted(environment.release), indent=2))
     return True
 
@@ -250,16 +257,16 @@ def _check_unchanged(before: Mapping[str, str], after: Mapping[str, str]) -> Non
         raise SetupError(msg)
 
 
-def _uv(command: Sequence[str], progress: Progress) -> None:
+def _run(command: Sequence[str], progress: Progress, environ: Mapping[str, str] | None = None) -> None:
     """
-    Run uv, and tell now and then what it is at.
+    Run a command of the setup, and tell now and then what it is at.
 
     Raises:
         SetupError: it failed; the message has its last lines.
 
     """
     began = told = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
     lines: list[str] = []
     reader = threading.Thread(target=_collect, args=(process, lines), daemon=True)
     reader.start()
@@ -276,7 +283,7 @@ def _uv(command: Sequence[str], progress: Progress) -> None:
     reader.join()
     if process.returncode:
         tail = "\n".join(lines[-15:])
-        msg = f"uv failed: look at its last lines, mend what they name, and set the lab up again\n{tail}"
+        msg = f"{Path(command[0]).name} failed: look at its last lines, mend what they name, and set the lab up again\n{tail}"
         raise SetupError(msg)
 
 
@@ -288,7 +295,7 @@ def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
 
 def _last(lines: Sequence[str]) -> str:
     """
-    The last thing that uv said.
+    The last thing that was said.
     """
-    line = lines[-1] if lines else "uv is working"
+    line = lines[-1] if lines else "at work"
     return line if len(line) <= 100 else f"{line[:97]}..."

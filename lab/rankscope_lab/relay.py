@@ -5,7 +5,8 @@ Stock V1 asserts that the last rank sends one sampled column and gives the first
 combination relay, besides the sampled token, the accepted counts and the drafts, so that the first rank embeds what the
 last rank verifies. This plugin does that, at class level, around vLLM's own code: scheduler, request state, discard
 mask, guard and trim stay as they are, and sender and receiver ask vLLM's own guard once a step, from the same two
-methods as in stock. What else stands in the way on a CPU is changed here too; each change says what it stands for.
+methods as in stock. What else stands in the way on a CPU is changed too (`rankscope_lab.stand_ins`); each change says what
+it stands for.
 
 Active only with `RANKSCOPE_LAB=1`. Knobs: `LAB_ACCEPT` (share of right drafts, 0 to 1), `LAB_SEED`, `LAB_PACE_MS`
 (milliseconds that the drafter sleeps in each step, so that steps are as slow as a real model's).
@@ -17,6 +18,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from rankscope_lab import stand_ins
 
 SUPPORTED = "0.27."
 """
@@ -77,46 +80,12 @@ def register() -> None:
     if not vllm.__version__.startswith(SUPPORTED):
         msg = f"the lab's relay knows vLLM {SUPPORTED}x, not {vllm.__version__}: run `make lab-setup`"
         raise RuntimeError(msg)
-    _keep_async_scheduling(CpuPlatform)
-    _allocate_intermediate_tensors(gpu_model_runner.GPUModelRunner)
+    stand_ins.keep_async_scheduling(CpuPlatform)
+    stand_ins.allocate_intermediate_tensors(gpu_model_runner.GPUModelRunner)
     _give_every_rank_a_drafter(gpu_model_runner)
     _draft_by_counting(gpu_model_runner.DraftModelProposer, knobs)
     _relay_drafts(gpu_model_runner.GPUModelRunner, knobs)
     setattr(gpu_model_runner, _MARK, True)
-
-
-def _keep_async_scheduling(platform: Any) -> None:
-    """
-    Stands for a GPU: the CPU platform turns async scheduling off, because it gains nothing there.
-    """
-    stock = platform.check_and_update_config.__func__
-
-    @functools.wraps(stock)
-    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        wanted = vllm_config.scheduler_config.async_scheduling
-        stock(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = wanted
-
-    platform.check_and_update_config = classmethod(check_and_update_config)
-
-
-def _allocate_intermediate_tensors(runner_class: Any) -> None:
-    """
-    Stands for the warm-up of a GPU: an eager CPU runner never makes the dummy pass that allocates these buffers.
-    """
-    stock = runner_class.sync_and_gather_intermediate_tensors
-
-    @functools.wraps(stock)
-    def sync_and_gather_intermediate_tensors(
-        self: Any, num_tokens: int, intermediate_tensors: Any, sync_self: bool
-    ) -> Any:
-        if self.intermediate_tensors is None:
-            self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
-                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
-            )
-        return stock(self, num_tokens, intermediate_tensors, sync_self)
-
-    runner_class.sync_and_gather_intermediate_tensors = sync_and_gather_intermediate_tensors
 
 
 def _give_every_rank_a_drafter(module: Any) -> None:

@@ -1,0 +1,43 @@
+"""
+Seeded requests for a run without a server: long and short prompts, some that n-grams predict well, some that end early.
+"""
+
+import random
+from dataclasses import dataclass
+
+from rankscope_lab.counting import FIRST, LAST, after
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    One request of a run.
+    """
+
+    name: str
+    prompt: tuple[int, ...]
+    tokens: int
+    """How many it asks for."""
+    abort_after: int | None = None
+    """It is aborted once so many of them have come; None: it runs to its end."""
+
+
+def draw(count: int, *, seed: int, context: int, longest_prompt: int = 140, aborted: float = 0.2) -> list[Request]:
+    """
+    `count` requests for a model that counts. `aborted` is the share of those that are aborted midway.
+
+    Half of the prompts contain the answer, with a wrong token here and there, so that drafts from n-grams are partly right.
+    """
+    rng = random.Random(seed)
+    requests = []
+    for number in range(count):
+        tokens = rng.randrange(2, 48)
+        length = min(rng.randrange(2, longest_prompt), context - tokens - 1)
+        prompt = [rng.randint(FIRST, LAST) for _ in range(length)]
+        if rng.random() < 0.5:
+            run = [after(prompt[-1], place) for place in range(-2, tokens)]
+            run = [token if rng.random() < 0.9 else rng.randint(FIRST, LAST) for token in run][: max(length - 4, 0)]
+            prompt[: len(run)] = run
+        early = rng.randrange(1, tokens) if rng.random() < aborted else None
+        requests.append(Request(f"r{number}", tuple(prompt), tokens, early))
+    return requests
