@@ -22,7 +22,7 @@ from rankscope_exporter.serve.ras_answer import (
     UnknownFormatError,
 )
 from rankscope_exporter.serve.ras_json import parse_json
-from rankscope_exporter.serve.ras_text import parse_text
+from rankscope_exporter.serve.ras_text import MAX_LINES, parse_text
 
 WHERE = "GPU {0} managed by process 700{0} on node 10.1.2.3"
 
@@ -378,6 +378,14 @@ def test_text_that_is_not_known(known: str, other: str) -> None:
 
     with pytest.raises(UnknownFormatError):
         parse_text(body.replace(known, other))
+
+
+def test_text_with_too_much() -> None:
+    """The number of lines is bounded."""
+    with pytest.raises(RasError) as caught:
+        parse_text(text("0 1 1 2 2 2 RUNNING OK", warnings="\n" * MAX_LINES))
+
+    assert caught.value.reason == "too large"
 
 
 def test_text_cut_short() -> None:

@@ -7,17 +7,24 @@ that `rankscope_rank_info` has, so the two can be joined on it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from prometheus_client import Metric
 
 from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.labels import Labels
 from rankscope_exporter.contract import metrics as m
+from rankscope_exporter.contract.metrics import MetricSpec
 
 EQUAL, MISMATCH, FROZEN_MISMATCH, INCOMPLETE, ERROR = "equal", "mismatch", "frozen mismatch", "incomplete", "error"
 STATES = (EQUAL, MISMATCH, FROZEN_MISMATCH, INCOMPLETE, ERROR)
 """
 States of a communicator, mildest first.
+"""
+
+MOST_REMEMBERED = 2048
+"""
+Ranks whose labels are kept from scrape to scrape: writing them costs more than all the rest.
 """
 
 
@@ -172,15 +179,27 @@ def _communicator(out: Families, address: str, seen: SeenCommunicator) -> None:
     for collective, (lowest, highest) in communicator.ranges.items():
         out.add_own(m.NCCL_COUNT_SPREAD, highest - lowest, **labels, collective=collective)
     for rank in communicator.ranks:
-        who = Labels({
-            **labels, "nccl_rank": str(rank.rank), "host": rank.host, "pid": _known(rank.pid), "cuda_device": _known(rank.cuda_device),
-        })  # fmt: skip
+        who = _rank_labels(address, communicator.id, rank.rank, rank.host, rank.pid, rank.cuda_device)
         for collective, count in rank.counts.items():
-            out.add_own(m.NCCL_COLLECTIVES, count, **who, collective=collective)
+            _add(out, m.NCCL_COLLECTIVES, who.more(collective=collective), count)
         if rank.state is not None:
-            out.add_own(m.NCCL_RANK_STATE, 1, **who, state=rank.state)
+            _add(out, m.NCCL_RANK_STATE, who.more(state=rank.state), 1)
         for kind, result in rank.errors:
-            out.add_own(m.NCCL_RANK_ERROR, 1, **who, kind=kind, result=result)
+            _add(out, m.NCCL_RANK_ERROR, who.more(kind=kind, result=result), 1)
+
+
+def _add(out: Families, spec: MetricSpec, labels: Labels, value: float) -> None:
+    out.family(spec).add_sample(spec.name, labels, value)
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _rank_labels(
+    address: str, communicator: str, rank: int, host: str, pid: int | None, cuda_device: int | None
+) -> Labels:
+    return Labels({
+        "address": address, "communicator": communicator, "nccl_rank": str(rank), "host": host,
+        "pid": _known(pid), "cuda_device": _known(cuda_device),
+    })  # fmt: skip
 
 
 def _known(number: int | None) -> str:

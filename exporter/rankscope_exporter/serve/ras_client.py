@@ -7,6 +7,7 @@ connection. Commands that change anything exist in newer releases; none of them 
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankscope_exporter.serve.ras_address import RasAddress
@@ -142,12 +143,17 @@ async def _converse(line: _Line, address: RasAddress, limits: RasLimits) -> Answ
     chosen = (await line.command("SET FORMAT json")).upper()
     if chosen == "OK":
         line.send("STATUS")
-        return parse_json(await _read_all(line.reader, address, limits))
+        return await _parsed(parse_json, await _read_all(line.reader, address, limits))
     if not chosen.startswith("ERROR: UNKNOWN COMMAND"):
         msg = f"the answer to SET FORMAT is {quoted(chosen)}"
         raise UnknownFormatError(msg)
     line.send("VERBOSE STATUS")
-    return parse_text(await _read_all(line.reader, address, limits))
+    return await _parsed(parse_text, await _read_all(line.reader, address, limits))
+
+
+async def _parsed(parse: Callable[[str], Answer], text: str) -> Answer:
+    # A large job's answer takes longer to read than a scrape may wait.
+    return await asyncio.to_thread(parse, text)
 
 
 async def _read_all(reader: asyncio.StreamReader, address: RasAddress, limits: RasLimits) -> str:

@@ -48,8 +48,7 @@ def parse_json(text: str) -> Answer:
     document = _load(text)
     version = _version(document)
     try:
-        communicators = [_Part(value, "communicators[]") for value in document.items("communicators")]
-        return _answer(communicators, version)
+        return _answer((_Part(value, "communicators[]") for value in document.items("communicators")), version)
     except UnknownFormatError as error:
         raise UnknownFormatError(str(error), version) from error
 
@@ -135,7 +134,7 @@ def _version(document: _Part) -> str:
     return document.text("nccl_version", VERSION)
 
 
-def _answer(parts: list[_Part], version: str) -> Answer:
+def _answer(parts: Iterable[_Part], version: str) -> Answer:
     summary: dict[tuple[str, str], int] = {}
     shown: dict[str, Communicator] = {}
     processes: set[tuple[str, int]] = set()

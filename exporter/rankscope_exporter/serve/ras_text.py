@@ -18,6 +18,7 @@ from rankscope_exporter.serve.ras_answer import (
     VERSION,
     Answer,
     CutShortError,
+    RasError,
     UnknownFormatError,
     quoted,
 )
@@ -26,6 +27,8 @@ ALL_TYPES = "all"
 """
 Stands for the type of collective where NCCL (2.24, 2.25) counts all types together.
 """
+
+MAX_LINES = 1 << 16
 
 _N = r"([0-9]{1,10})"
 _COUNT = r"([0-9]{1,20})"
@@ -121,14 +124,18 @@ def parse_text(text: str) -> Answer:
     Raises:
         CutShortError: the text ends before its end.
         UnknownFormatError: it is not what is known here.
+        RasError: it has too many lines.
 
     """
-    lines = text.split("\n")
+    lines = text.split("\n", MAX_LINES)
     head = _HEAD.fullmatch(lines[0])
     if not head:
         msg = f"the first line is {quoted(lines[0])}"
         raise UnknownFormatError(msg)
     version = head[1]
+    if len(lines) > MAX_LINES:
+        msg = f"the answer has more than {MAX_LINES} lines"
+        raise RasError("too large", msg, version)
     try:
         return _parse(lines, version)
     except UnknownFormatError as error:
