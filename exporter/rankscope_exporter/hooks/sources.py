@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rankscope_exporter.hooks.subjects import (
+    HANDLER_ATTRIBUTE,
     HANDLER_CLASS,
     Entry,
     Owner,
@@ -263,7 +264,8 @@ class SourceSubject:
         return [made[cls] for cls in make(start).__mro__ if cls in made]
 
     def _find_function(self, name: str) -> Entry | None:
-        found = [each for each in (*self._handler_bases, *self._bases) if each.module.has(name)]
+        callers = self._handler_bases if self.keeps(HANDLER_ATTRIBUTE) else self._bases
+        found = [each for each in callers if each.module.has(name)]
         if not found:
             return None
         place = next((each for each in found if name in names_of(each.code)), found[0]).module

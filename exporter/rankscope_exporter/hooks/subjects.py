@@ -29,7 +29,7 @@ class Owner(str, enum.Enum):
     RUNNER = "runner"
     HANDLER = "pp_handler"
     MODULE = "module"
-    """The module in which the handler or the runner looks the name up when it calls it."""
+    """The module in which the handler, or the runner of a release without one, looks the name up when it calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,9 @@ class RunnerSubject:
         The object on which `name` would be set to wrap it; None where there is no such attribute.
         """
         if owner is Owner.MODULE:
-            return find_module([type(self._handler), type(self.runner)], name)
+            handler = self._handler
+            callers = [] if handler is None else [type(handler)]
+            return find_module(callers if self.keeps(HANDLER_ATTRIBUTE) else [type(self.runner)], name)
         place = self.runner if owner is Owner.RUNNER else self._handler
         return None if place is None or _look_up(place, name) is None else place
 
@@ -177,7 +179,8 @@ class ClassSubject:
         """
         place: Any
         if owner is Owner.MODULE:
-            place = find_module([*([self._handler] if self._handler else []), self.runner_class], name)
+            callers = [] if self._handler is None else [self._handler]
+            place = find_module(callers if self.keeps(HANDLER_ATTRIBUTE) else [self.runner_class], name)
         else:
             place = self.runner_class if owner is Owner.RUNNER else self._handler
         return None if place is None or _look_up(place, name) is None else _read_entry(place, name)

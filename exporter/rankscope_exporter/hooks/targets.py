@@ -13,7 +13,6 @@ from rankscope_exporter.contract.words import HookState
 from rankscope_exporter.hooks.subjects import HANDLER_ATTRIBUTE, Owner, RunnerSubject, Subject, as_subject
 
 __all__ = [
-    "HOOK_POINTS",
     "MASK",
     "RANK_HOOK",
     "V1_POINTS",
@@ -48,13 +47,6 @@ class HookPoint:
     """What is known through it, and so what is not known without it."""
     optional: str = ""
     """Why a release may lack it without anything being missed; empty if its absence makes Rankscope blind."""
-
-    @property
-    def method(self) -> str:
-        """
-        The newest release's name for it.
-        """
-        return self.methods[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +129,6 @@ V2_MODULE_POINTS = (
 """
 The V2 runner before it had a handler: two functions in its module, and no guard, so the collective is always posted.
 """
-
-HOOK_POINTS = V1_POINTS
 
 MASK = "discard_request_mask"
 """
@@ -227,7 +217,9 @@ def probe_mask(subject: Any) -> HookReport:
 
 
 def _explain_absence(subject: Subject, point: HookPoint) -> str:
-    if reason := subject.explain_absence(point.owner):
+    # What a handler calls in its module is missed no more than the handler itself.
+    owner = Owner.HANDLER if point.owner is Owner.MODULE and subject.keeps(HANDLER_ATTRIBUTE) else point.owner
+    if reason := subject.explain_absence(owner):
         return reason
     if point.optional:
         return point.optional
