@@ -184,6 +184,14 @@ def test_odd_replies(replies: list[str], says: str) -> None:
     assert caught.value.reason == "unknown format"
 
 
+def test_time_in_all() -> None:
+    """However the time of a question is spent, there is an end to it."""
+    port = FakeRas()
+    port.speak = _silent
+
+    assert reason(port, RasLimits(line_seconds=30.0, total_seconds=0.2)) == "timeout"
+
+
 def test_unreachable() -> None:
     """A host that has no address is told as such."""
     with pytest.raises(RasError) as caught:

@@ -31,6 +31,8 @@ class RasLimits:
     """For the answer: NCCL gives up on silent processes after `leg_seconds` and 5 seconds more."""
     leg_seconds: int = 2
     """For which NCCL waits for its other processes."""
+    total_seconds: float = 14.0
+    """For all of it, whatever the parts take."""
     answer_bytes: int = 4 << 20
     attempts: int = 3
     """Connections that are tried while nobody answers. All processes of a node share the port, and the kernel picks one of
@@ -54,6 +56,14 @@ async def ask(address: RasAddress, limits: RasLimits = LIMITS) -> Answer:
         RasError: there is no answer, or none that can be used; `reason` says which.
 
     """
+    try:
+        return await asyncio.wait_for(_ask(address, limits), limits.total_seconds)
+    except asyncio.TimeoutError as error:
+        msg = f"{address} took longer than {limits.total_seconds:g} s"
+        raise RasError("timeout", msg) from error
+
+
+async def _ask(address: RasAddress, limits: RasLimits) -> Answer:
     for _ in range(limits.attempts):
         try:
             return await _ask_once(address, limits)
