@@ -77,7 +77,7 @@ async def _ask_once(address: RasAddress, limits: RasLimits) -> Answer:
     reader, writer = await _connect(address, limits)
     try:
         return await _converse(_Line(reader, writer, limits.line_seconds), address, limits)
-    except ConnectionError as error:
+    except OSError as error:
         msg = f"{address} broke off the connection: {error.strerror or error}"
         raise RasError("closed", msg) from error
     finally:
