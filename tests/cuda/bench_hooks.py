@@ -29,7 +29,7 @@ sys.path[:0] = [
 ]
 
 from figures import Figures, progress
-from pipeline import Runner, load_handler_module
+from pipeline import SLOTS, Runner, load_handler_module
 from standin import identity
 
 from rankscope_exporter.contract import HookState
@@ -39,6 +39,11 @@ from rankscope_exporter.settings import WorkerSettings
 
 SAMPLE_EVERY = 8
 STEPS = 2000
+BLOCK = 8
+BUSY, WORK = 4096, 30
+"""
+Size and number of a step's matrix products where time is measured: the device takes longer for a step than the host.
+"""
 WAITING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """
 Runtime calls in which the host waits for the device.
@@ -86,23 +91,45 @@ def runtime_calls(runner: Runner, steps: int) -> collections.Counter[str]:
     return found
 
 
-def step_times(runner: Runner, steps: int) -> tuple[float, float]:
+def host_times(runners: dict[str, Runner], rounds: int) -> dict[str, float]:
     """
-    Microseconds of a step on the host (enqueueing only), median, and on the device, mean over all steps.
+    Microseconds of a step of each runner on the host, which only enqueues; median. The runners take turns, step by step.
     """
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    host = []
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(steps):
-        entered = time.perf_counter_ns()
-        take_steps(runner, 1)
-        host.append(time.perf_counter_ns() - entered)
-        if len(host) % 64 == 0:  # the launch queue of the device is finite
-            torch.cuda.current_stream().synchronize()
-    end.record()
-    torch.cuda.synchronize()
-    return statistics.median(host) / 1e3, begin.elapsed_time(end) * 1e3 / steps
+    found: dict[str, list[float]] = {name: [] for name in runners}
+    for turn in range(rounds):
+        for name, runner in runners.items():
+            entered = time.perf_counter_ns()
+            take_steps(runner, 1)
+            found[name].append((time.perf_counter_ns() - entered) / 1e3)
+        if not turn % BLOCK:
+            torch.cuda.synchronize()  # the device's queue is finite, and a full one would be waited for
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def device_times(runners: dict[str, Runner], blocks: int) -> dict[str, float]:
+    """
+    Microseconds of a step of each runner on the device; median of blocks of steps, in which the runners take turns.
+    """
+    found: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(blocks):
+        for name, runner in runners.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            take_steps(runner, 2)  # the stream is busy when the block begins
+            begin.record()
+            take_steps(runner, BLOCK)
+            end.record()
+            torch.cuda.synchronize()
+            found[name].append(begin.elapsed_time(end) * 1e3 / BLOCK)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def own_time(installation: Installation) -> float:
+    """
+    Microseconds that the hooks measured of themselves in a step; median of the steps in which they did.
+    """
+    with FlightFile(installation.flight.path) as flight:
+        own = flight.records()["own_ns"]
+    return float(statistics.median(own[own > 0].tolist())) / 1e3
 
 
 def set_up(runner: Runner, directory: str, *, every: int, last_rank: bool) -> Installation:
@@ -118,13 +145,13 @@ def set_up(runner: Runner, directory: str, *, every: int, last_rank: bool) -> In
     return installation
 
 
-def measure(figures: Figures, module: object, device: torch.device, *, last_rank: bool, rounds: int) -> None:
+def measure(figures: Figures, module: object, device: torch.device, *, last_rank: bool, blocks: int) -> None:
     """
     All figures of one side of the exchange.
     """
     side = "sender" if last_rank else "receiver"
     progress(f"cuda: {side}")
-    runner = Runner(module, device, last_rank=last_rank, work=6)
+    runner = Runner(module, device, last_rank=last_rank, size=1024, work=6)
     take_steps(runner, 64)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         off_calls = runtime_calls(runner, 256)
@@ -152,23 +179,26 @@ def measure(figures: Figures, module: object, device: torch.device, *, last_rank
             f"{side}_records_agree", int((records["guard"] == 1).all() and (records["width"] == 4).all() and (records["posted"] == 3).all()), ">= 1",
             records=len(records), completed_total=int(records["completed_total"][-1]), posted_total=int(records["posted_total"][-1]),
         )  # fmt: skip
-        times: dict[str, list[tuple[float, float]]] = {"off": [], "hooks": [], "hooks and device": []}
         installation.uninstall()
-        for _ in range(rounds):
-            times["off"].append(step_times(runner, 512))
-            for name, every in (("hooks", 0), ("hooks and device", SAMPLE_EVERY)):
-                installation = set_up(runner, directory, every=every, last_rank=last_rank)
-                times[name].append(step_times(runner, 512))
-                installation.uninstall()
-        host = {name: statistics.median(h for h, _ in values) for name, values in times.items()}
-        on_device = {name: statistics.median(d for _, d in values) for name, values in times.items()}
-        for name in ("hooks", "hooks and device"):
-            label = name.replace(" ", "_")
+        every = {"off": None, "hooks": 0, "hooks and device": SAMPLE_EVERY}
+        runners = {name: Runner(module, device, last_rank=last_rank, size=BUSY, work=WORK) for name in every}
+        installed = [
+            set_up(runners[name], f"{directory}/{steps}", every=steps, last_rank=last_rank)
+            for name, steps in every.items()
+            if steps is not None
+        ]
+        host, on_device = host_times(runners, blocks * BLOCK), device_times(runners, blocks)
+        for name, installation in zip(("hooks", "hooks and device"), installed, strict=True):
+            label = f"{side}_{name.replace(' ', '_')}"
             detail = {"host_us": round(host[name], 1), "host_off_us": round(host["off"], 1)}
-            figures.report(f"{side}_{label}_host_us_per_step", round(host[name] - host["off"], 1), "<= 100", **detail)
-            ratio = on_device[name] / on_device["off"]
+            figures.report(f"{label}_host_us_per_step", round(host[name] - host["off"], 1), "<= 100", **detail)
+            figures.report(f"{label}_own_us_per_step", round(own_time(installation), 1), "<= 100", requests=SLOTS)
             detail = {"device_us": round(on_device[name], 1), "device_off_us": round(on_device["off"], 1)}
-            figures.report(f"{side}_{label}_device_time_ratio", round(ratio, 4), "<= 1.01", **detail)
+            figures.report(
+                f"{label}_device_time_ratio", round(on_device[name] / on_device["off"], 4), "<= 1.01", **detail
+            )
+        for installation in installed:
+            installation.uninstall()
 
 
 def main() -> int:
@@ -177,7 +207,7 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-source", type=Path, required=True, metavar="DIRECTORY")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--blocks", type=int, default=100)
     arguments = parser.parse_args()
     path = arguments.vllm_source / "vllm" / "v1" / "worker" / "gpu" / "pp_utils.py"
     if not torch.cuda.is_available() or not path.exists():
@@ -196,7 +226,7 @@ def main() -> int:
     control = with_sync_as_error(lambda: torch.ones(1, device=device).item())
     figures.report("debug_mode_notices_a_wait", int(bool(control)), ">= 1", message=control)
     for last_rank in (False, True):
-        measure(figures, module, device, last_rank=last_rank, rounds=arguments.rounds)
+        measure(figures, module, device, last_rank=last_rank, blocks=arguments.blocks)
     torch.distributed.destroy_process_group()
     return figures.exit_code
 

@@ -82,10 +82,12 @@ class Runner:
     """
     Runs `SLOTS` requests, all in decode, as the sender or a receiver of the sampled tokens.
 
-    `work` matrix products keep the main stream busy for longer than the host needs for a step.
+    A step's model is `work` products of matrices of `size` rows and columns.
     """
 
-    def __init__(self, handler_module: ModuleType, device: torch.device, *, last_rank: bool, work: int) -> None:
+    def __init__(
+        self, handler_module: ModuleType, device: torch.device, *, last_rank: bool, size: int, work: int
+    ) -> None:
         GROUP.is_last_rank = last_rank
         self.device = device
         self.last_rank = last_rank
@@ -101,7 +103,7 @@ class Runner:
         )
         self._ids = ids
         self._work = work
-        self._matrix = torch.randn(1024, 1024, device=device, dtype=torch.bfloat16)
+        self._matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16) / size
         self._idx = torch.arange(SLOTS, device=device)
         self._sampled = torch.ones(SLOTS, DRAFTS + 1, dtype=torch.int64, device=device)
         self._ones = torch.ones(SLOTS, dtype=torch.int32, device=device)
