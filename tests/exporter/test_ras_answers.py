@@ -5,6 +5,7 @@ Reading what NCCL's RAS port answers, in each of its formats.
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +25,24 @@ from rankscope_exporter.serve.ras_answer import (
 from rankscope_exporter.serve.ras_json import parse_json
 from rankscope_exporter.serve.ras_text import MAX_LINES, parse_text
 
+GOLDEN = Path(__file__).parent / "golden"
 WHERE = "GPU {0} managed by process 700{0} on node 10.1.2.3"
 
 
 def only(answer: Answer) -> Communicator:
     (found,) = answer.communicators
     return found
+
+
+def test_real_answers() -> None:
+    """What NCCL 2.28.9 said on a GPU, of two communicators of one rank each, is read in both formats alike."""
+    in_json = parse_json((GOLDEN / "ras-2.28.9.json").read_text())
+    in_text = parse_text((GOLDEN / "ras-2.28.9.txt").read_text())
+
+    assert in_json.nccl_version == in_text.nccl_version == "2.28.9"
+    assert in_json.summary == in_text.summary == {("running", "ok"): 2}
+    assert [c.id for c in in_json.communicators] == ["16d8c577c922a34b", "a4dbd7df48ede1b7"]
+    assert in_json.processes == {("192.0.2.2", 484)}
 
 
 def test_json_of_a_healthy_job() -> None:
