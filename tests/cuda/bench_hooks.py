@@ -37,7 +37,10 @@ from rankscope_exporter.flight import FlightFile
 from rankscope_exporter.hooks.install import Installation, install
 from rankscope_exporter.settings import WorkerSettings
 
-SAMPLE_EVERY = 8
+SAMPLE_EVERY, TIMED_EVERY = 8, 64
+"""
+Steps between two samples: often where waits are looked for, and as rarely as an operator would where time is measured.
+"""
 STEPS = 2000
 BLOCK = 8
 BUSY, WORK = 4096, 30
@@ -180,7 +183,7 @@ def measure(figures: Figures, module: object, device: torch.device, *, last_rank
             records=len(records), completed_total=int(records["completed_total"][-1]), posted_total=int(records["posted_total"][-1]),
         )  # fmt: skip
         installation.uninstall()
-        every = {"off": None, "hooks": 0, "hooks and device": SAMPLE_EVERY}
+        every = {"off": None, "hooks": 0, "hooks and device": TIMED_EVERY}
         runners = {name: Runner(module, device, last_rank=last_rank, size=BUSY, work=WORK) for name in every}
         installed = [
             set_up(runners[name], f"{directory}/{steps}", every=steps, last_rank=last_rank)
