@@ -18,11 +18,12 @@ from rankscope_server import __version__, web
 from rankscope_server.auth import BasicAuth, HostCheck, OriginCheck, SecurityHeaders, checked_names, read_passwords
 from rankscope_server.control.board import Board
 from rankscope_server.control.service import Service
+from rankscope_server.ingest.access import create_auth, create_tls_context
 from rankscope_server.ingest.client import create_client
 from rankscope_server.ingest.clock import Clock, SystemClock
 from rankscope_server.ingest.poller import Poller
 from rankscope_server.ingest.tracks import ExporterTrack, Fleet
-from rankscope_server.settings import ServerSettings, control_token
+from rankscope_server.settings import ServerSettings
 from rankscope_server.store import open_store
 from rankscope_server.telemetry import ServerCollector
 
@@ -44,36 +45,34 @@ def create_service(
     The server without its pages.
 
     Raises:
-        ConfigError: a control token cannot be used.
+        ConfigError: a token or a file of TLS cannot be used.
 
     """
-    client = create_client(transport)
     fleet = Fleet()
     board = Board(fleet, {deployment.name: deployment.role for deployment in settings.deployments}, clock)
-    tokens: dict[str, str] = {}
+    clients: dict[str, httpx2.AsyncClient] = {}
     pollers: list[Poller] = []
     service = Service(
         board,
         pollers,
-        client,
+        clients,
         clock,
         open_store=partial(open_store, settings.store_url),
-        tokens=tokens,
         retention_seconds=settings.retention_days * 86400,
     )
     since = clock.now().monotonic
     for deployment in settings.deployments:
-        token = control_token(deployment)
+        auth = create_auth(deployment)
+        client = create_client(transport, auth=auth, tls=create_tls_context(deployment))
         for url in deployment.exporters:
-            track = ExporterTrack(deployment.name, url, token is not None, since)
+            clients[url] = client
+            track = ExporterTrack(deployment.name, url, auth.control.value is not None, since)
             fleet.add(track)
             pollers.append(
                 Poller(
                     track, client, clock, changed=service.note_change, drifts=board.drifts, period=settings.poll_seconds
                 )
             )
-            if token is not None:
-                tokens[url] = token
     return service
 
 
@@ -84,7 +83,7 @@ def create_app(
     The application. `transport` reaches the exporters; `clock` is what all waiting and dating goes by.
 
     Raises:
-        ConfigError: a control token or the password file cannot be used.
+        ConfigError: a token, a file of TLS or the password file cannot be used.
 
     """
     service = create_service(settings, clock=clock or SystemClock(), transport=transport)

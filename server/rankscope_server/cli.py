@@ -17,7 +17,8 @@ import uvicorn
 from rankscope_server import __version__
 from rankscope_server.app import create_app
 from rankscope_server.auth import password_line, read_passwords
-from rankscope_server.settings import ConfigError, ServerSettings, control_token, load_settings
+from rankscope_server.ingest.access import create_auth, create_tls_context
+from rankscope_server.settings import ConfigError, ServerSettings, load_settings
 from rankscope_server.store import StoreError, StoreVersionError, open_store
 
 cli = typer.Typer(
@@ -35,7 +36,8 @@ Target = Annotated[
     typer.Option(
         "--target",
         "-t",
-        help="A deployment: name=url[,url...][,role=baseline|canary][,token-file=PATH]. Can be repeated.",
+        help="A deployment: name=url[,url...][,role=baseline|canary][,token-file=PATH]. Can be repeated. "
+        "Also read-token-file=, ca-file=, client-cert-file= and client-key-file=, as the exporters ask for them.",
     ),
 ]
 
@@ -224,7 +226,9 @@ def check_config(
         if settings.password_file is not None:
             read_passwords(settings.password_file)
         for deployment in settings.deployments:
-            control = "can be toggled" if control_token(deployment) is not None else "read only: no control token"
+            create_tls_context(deployment)
+            has_token = create_auth(deployment).control.value is not None
+            control = "can be toggled" if has_token else "read only: no control token"
             typer.echo(f"{deployment.name} ({deployment.role.value}, {control}): {', '.join(deployment.exporters)}")
     except ConfigError as error:
         _fail(str(error))

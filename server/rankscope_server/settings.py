@@ -7,6 +7,8 @@ Settings of the server: a YAML file, the environment (`RANKSCOPE_SERVER_*`) and 
         role: canary                # baseline, canary or none
         exporters: [http://10.0.0.7:9610, http://10.0.0.8:9610]
         control_token_file: /run/secrets/rankscope-token
+
+Exporters that take a read token or TLS ask for more: `read_token_file`, `ca_file`, `client_cert_file`, `client_key_file`.
 """
 
 import ipaddress
@@ -40,6 +42,16 @@ from rankscope_server.domain.model import DeploymentRole
 
 ENV_PREFIX = "RANKSCOPE_SERVER_"
 DEFAULT_PORT = 8700
+TARGET_FILES = {
+    "token-file": "control_token_file",
+    "read-token-file": "read_token_file",
+    "ca-file": "ca_file",
+    "client-cert-file": "client_cert_file",
+    "client-key-file": "client_key_file",
+}
+"""
+What `--target` calls the files of a deployment.
+"""
 
 
 class ConfigError(Exception):
@@ -83,12 +95,36 @@ class DeploymentSettings(BaseModel):
     control_token: SecretStr | None = None
     control_token_file: Path | None = None
     """Holds the token that the exporters have in `RANKSCOPE_CONTROL_TOKEN_FILE`; readable by its owner only."""
+    read_token: SecretStr | None = None
+    read_token_file: Path | None = None
+    """The same for `RANKSCOPE_READ_TOKEN_FILE`."""
+    ca_file: Path | None = None
+    """Authority of the exporters' certificates; those of the system without it."""
+    client_cert_file: Path | None = None
+    """Certificate to show to exporters that ask for one."""
+    client_key_file: Path | None = None
+    """Its key; readable by its owner only."""
 
     @model_validator(mode="after")
     def _one_token(self) -> Self:
         if self.control_token is not None and self.control_token_file is not None:
             msg = "control_token and control_token_file are both set: keep the file"
             raise ValueError(msg)
+        if self.read_token is not None and self.read_token_file is not None:
+            msg = "read_token and read_token_file are both set: keep the file"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _tls(self) -> Self:
+        if (self.client_cert_file is None) is not (self.client_key_file is None):
+            msg = "client_cert_file and client_key_file go together: set both"
+            raise ValueError(msg)
+        if self.ca_file is not None or self.client_cert_file is not None:
+            for url in self.exporters:
+                if not url.startswith("https:"):
+                    msg = f"exporter {url} has no TLS, and ca_file or client_cert_file is for TLS: write https://"
+                    raise ValueError(msg)
         return self
 
 
@@ -167,7 +203,7 @@ def is_loopback(host: str) -> bool:
 
 def parse_target(text: str) -> dict[str, Any]:
     """
-    A deployment from `name=url[,url...][,role=canary][,token-file=PATH]`.
+    A deployment from `name=url[,url...][,role=canary][,token-file=PATH]`, with more files as in `TARGET_FILES`.
 
     Raises:
         ConfigError: it does not look like that.
@@ -179,8 +215,8 @@ def parse_target(text: str) -> dict[str, Any]:
         key, given, value = part.partition("=")
         if given and key.strip() == "role":
             target["role"] = value.strip()
-        elif given and key.strip() == "token-file":
-            target["control_token_file"] = value.strip()
+        elif given and key.strip() in TARGET_FILES:
+            target[TARGET_FILES[key.strip()]] = value.strip()
         elif part.strip():
             target["exporters"].append(part.strip())
     if not equals or not name.strip() or not target["exporters"]:
@@ -283,18 +319,30 @@ def read_private_text(path: Path, what: str) -> str:
 
 def control_token(deployment: DeploymentSettings) -> str | None:
     """
-    The token for the exporters of a deployment; None if none is set.
+    The token to control the exporters of a deployment; None if none is set.
 
     Raises:
         ConfigError: its file cannot be used.
 
     """
-    if deployment.control_token is not None:
-        return deployment.control_token.get_secret_value()
-    if deployment.control_token_file is not None:
-        return (
-            read_private_text(deployment.control_token_file, f"deployment {deployment.name}: control token file")
-            .splitlines()[0]
-            .strip()
-        )
+    return _token("control", deployment, deployment.control_token, deployment.control_token_file)
+
+
+def read_token(deployment: DeploymentSettings) -> str | None:
+    """
+    The token to read from the exporters of a deployment; None if none is set.
+
+    Raises:
+        ConfigError: its file cannot be used.
+
+    """
+    return _token("read", deployment, deployment.read_token, deployment.read_token_file)
+
+
+def _token(kind: str, deployment: DeploymentSettings, value: SecretStr | None, path: Path | None) -> str | None:
+    if value is not None:
+        return value.get_secret_value()
+    if path is not None:
+        text = read_private_text(path, f"deployment {deployment.name}: {kind} token file")
+        return text.splitlines()[0].strip()
     return None

@@ -92,7 +92,9 @@ class Nodes(httpx2.AsyncBaseTransport):
         """A node at `address`; its flight directory."""
         flight_dir = self.directory / address
         flight_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        settings = ServeSettings(flight_dir=flight_dir, control_token=TOKEN)
+        settings = ServeSettings(
+            flight_dir=flight_dir, control_token=TOKEN, request_rate=0
+        )  # loops turn faster than clocks here
         clock = Clock(unix=lambda: self.clock.now().unix, monotonic_ns=lambda: node_ns(self.clock))
         self._apps[address] = httpx2.ASGITransport(app=create_app(settings, clock=clock))
         return flight_dir

@@ -12,16 +12,16 @@ from rankscope_server.ingest.client import ExporterError, send_command
 
 
 async def send_everywhere(
-    client: httpx2.AsyncClient, urls: Sequence[str], tokens: Mapping[str, str], command: ControlCommand
+    clients: Mapping[str, httpx2.AsyncClient], urls: Sequence[str], command: ControlCommand
 ) -> tuple[str, ...]:
     """
-    Send `command` to all of `urls` at once; what went wrong, by exporter, nothing if all took it.
+    Send `command` to all of `urls` at once, each by its client; what went wrong, by exporter, nothing if all took it.
     """
     errors: dict[str, str] = {}
 
     async def send(url: str) -> None:
         try:
-            result = await send_command(client, url, tokens.get(url, ""), command)
+            result = await send_command(clients[url], url, command)
             if not result.accepted:
                 errors[url] = result.reason or "refused without a reason"
         except ExporterError as error:

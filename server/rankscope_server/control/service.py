@@ -58,20 +58,18 @@ class Service:
         self,
         board: Board,
         pollers: Sequence[Poller],
-        client: httpx2.AsyncClient,
+        clients: Mapping[str, httpx2.AsyncClient],
         clock: Clock,
         *,
         open_store: Callable[[], Awaitable[Store]],
-        tokens: Mapping[str, str],
         retention_seconds: float,
     ) -> None:
         self.board = board
         self.pollers = pollers
         self.store: Store | None = None
-        self._client = client
+        self._clients = clients
         self._clock = clock
         self._open_store = open_store
-        self._tokens = tokens
         self._retention_seconds = retention_seconds
         self._dirty = set(board.roles)
         self._dirtied = anyio.Event()
@@ -172,9 +170,11 @@ class Service:
 
     async def close(self) -> None:
         """
-        End streams, keep what is not kept yet, let go of the store.
+        End streams, keep what is not kept yet, let go of the store and of connections.
         """
         self.board.close()
+        for client in set(self._clients.values()):
+            await client.aclose()
         if self.store is not None:
             await self.keep()
         if self.store is not None:
@@ -402,7 +402,7 @@ class Service:
         command = ControlCommand(
             engine=facts.engine, desired=wanted.desired, generation=wanted.generation, effective_step=step
         )
-        errors = await send_everywhere(self._client, urls, self._tokens, command)
+        errors = await send_everywhere(self._clients, urls, command)
         if not errors:
             self._sent[facts.deployment, facts.engine] = (wanted.generation, self._clock.now().monotonic)
         logger.info(
