@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope_exporter.flight import layout
@@ -15,6 +15,7 @@ from rankscope_exporter.flight.writer import FlightWriter, process_start_ticks
 from rankscope_exporter.retention import FlightAge, is_gone, plan_removals, remove_expired
 
 
+@settings(deadline=None)
 @given(gone=st.booleans(), age=st.floats(0, 1e6), retention=st.floats(0, 1e6))
 def test_only_old_files_of_gone_processes_go(gone: bool, age: float, retention: float):
     """A file goes if its process is gone and it is older than the retention time, and else stays."""
