@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_ras import HASH, communicator, document, missing, rank, text
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope_exporter.collectors.nccl import Communicator, NcclRank, assess_communicator
@@ -26,6 +26,7 @@ from rankscope_exporter.serve.ras_json import parse_json
 from rankscope_exporter.serve.ras_text import MAX_LINES, parse_text
 
 GOLDEN = Path(__file__).parent / "golden"
+relaxed = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WHERE = "GPU {0} managed by process 700{0} on node 10.1.2.3"
 
 
@@ -184,6 +185,7 @@ def test_hostile_json(body: str) -> None:
         parse_json(body)
 
 
+@relaxed
 @given(st.integers(1, 2000))
 def test_json_cut_anywhere(at: int) -> None:
     """An answer that is cut is never read as a shorter one."""
@@ -203,6 +205,7 @@ JSON = st.recursive(
 )
 
 
+@relaxed
 @given(st.data())
 def test_any_field_may_hold_anything(data: st.DataObject) -> None:
     """Whatever stands in a field, the answer is read or refused, and what is shown has plain labels."""
@@ -419,6 +422,7 @@ WORDS = st.sampled_from([
 ])  # fmt: skip
 
 
+@relaxed
 @given(st.lists(WORDS | st.text(max_size=30), max_size=12))
 def test_lines_in_any_order(lines: list[str]) -> None:
     """Known and unknown lines in any order are read or refused; nothing else happens."""
@@ -431,6 +435,7 @@ def test_lines_in_any_order(lines: list[str]) -> None:
     assert len(answer.communicators) <= 1
 
 
+@relaxed
 @given(st.text(max_size=300) | st.binary(max_size=300).map(lambda raw: raw.decode("utf-8", "replace")))
 def test_any_text(body: str) -> None:
     """No text whatever does more than raise the one error."""

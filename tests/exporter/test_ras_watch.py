@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from fake_ras import HASH, FakeRas, communicator, document, missing, rank, text
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import Metric
 
@@ -22,6 +22,7 @@ from rankscope_exporter.serve.ras_text import parse_text
 ADDRESS = RasAddress("localhost", 28028)
 OTHER = "beef" * 4
 INTERVAL = 15.0
+relaxed = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Time:
@@ -215,6 +216,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
+@relaxed
 @given(STEPS)
 def test_any_sequence(steps: list[tuple[str, int, int, float]]) -> None:
     """After any sequence of answers and failures a scrape has each series once, and no mismatch of counts that are equal."""

@@ -107,7 +107,8 @@ def _load(text: str) -> _Part:
             return _Part(_decode(_FORGOTTEN_COMMA.sub(r"\1,\2", text)), "")
         except (ValueError, RecursionError) as error:
             # NCCL writes the last brace, and no other, at the beginning of a line.
-            if text.lstrip().startswith("{") and not text.rstrip().endswith("\n}"):
+            is_cut = text.lstrip().startswith("{") and not text.rstrip().endswith("\n}")
+            if is_cut and isinstance(error, json.JSONDecodeError):
                 msg = f"the JSON ends with {quoted(text.rstrip()[-20:])}"
                 raise CutShortError(msg) from error
             msg = f"not JSON: {quoted(str(error))}"
