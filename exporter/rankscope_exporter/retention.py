@@ -1,5 +1,8 @@
 """
-Which flight files have outlived their use: their process is gone, and nobody has asked for them for a while.
+Which flight files have outlived their use: their process is gone, and nothing was written into them for a while.
+
+Of a process in another process namespace nobody here can tell whether it is gone. It may be idle for hours, and without
+its file it is blind, so that its file stays much longer.
 """
 
 import contextlib
@@ -10,6 +13,12 @@ from pathlib import Path
 
 from rankscope_exporter.flight import FlightError, FlightFile, list_flight_files
 from rankscope_exporter.flight.writer import process_start_ticks
+from rankscope_exporter.namespaces import is_foreign, read_pid_namespace
+
+FOREIGN_SECONDS = 86400.0
+"""
+How long the file of a process in another namespace is kept at least, after its last step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +29,20 @@ class FlightAge:
 
     path: Path
     gone: bool
+    """Also where the process cannot be seen from here."""
     age_seconds: float
+    foreign: bool = False
+    """Whether the process lives, or lived, in another process namespace."""
 
 
 def plan_removals(files: Iterable[FlightAge], retention_seconds: float) -> list[Path]:
     """
-    The files to remove: of a process that is gone, and older than the retention time.
+    The files to remove: of a process that is gone, and older than the retention time; if that is not known, than a day at least.
     """
-    return [file.path for file in files if file.gone and file.age_seconds > retention_seconds]
+    longest = max(retention_seconds, FOREIGN_SECONDS)
+    return [
+        file.path for file in files if file.gone and file.age_seconds > (longest if file.foreign else retention_seconds)
+    ]
 
 
 def remove_expired(directory: Path, retention_seconds: float, *, now: Callable[[], float] = time.time) -> list[Path]:
@@ -35,9 +50,12 @@ def remove_expired(directory: Path, retention_seconds: float, *, now: Callable[[
     Remove the expired flight files of `directory`, and tell which; what cannot be removed stays.
     """
     ages = []
+    own = read_pid_namespace()
     for path in list_flight_files(directory):
         with contextlib.suppress(FlightError, OSError), FlightFile(path) as file:
-            ages.append(FlightAge(path, is_gone(file.pid, file.process_start_ticks), now() - _last_written(file)))
+            foreign = is_foreign(file.identity().get("pid_namespace"), own)
+            gone = foreign or is_gone(file.pid, file.process_start_ticks)
+            ages.append(FlightAge(path, gone, now() - _last_written(file), foreign))
     removed = []
     for path in plan_removals(ages, retention_seconds):
         with contextlib.suppress(OSError):

@@ -41,18 +41,19 @@ class RankFile:
             "engine": engine, "dp_rank": 0, "pp_rank": pp_rank, "tp_rank": 0, "pp_size": 2, "tp_size": 1, "dp_size": 1, "global_rank": pp_rank,
             "host": "node-a", "pid": os.getpid(), "model": "some/model", "vllm_version": "0.27.1", "runner": "V1", "runner_class": "CPUModelRunner",
             "device": "cpu", "async_scheduling": True, "spec_method": "draft_model", "spec_tokens": 3, "exporter_version": "0.1.0",
+            "completes": True,
         } | identity)  # fmt: skip
         self.key = key or f"{engine}-dp0-pp{pp_rank}-tp0"
         self.writer = FlightWriter(directory, self.key, self.identity.model_dump(mode="json"), capacity=capacity)
         self.path = self.writer.path
+        self.report: dict[str, Any] = {}
         self.mitigation(MitigationState.AVAILABLE)
 
-    def mitigation(self, state: MitigationState, reason: str = "", hooks: list[dict[str, str]] | None = None) -> None:
+    def mitigation(self, state: MitigationState, reason: str = "", hooks: list[dict[str, Any]] | None = None) -> None:
         """Report the trim fix, and hooks if given."""
         hooks = [{"hook": "update_states", "state": "on", "reason": ""}] if hooks is None else hooks
-        self.writer.write_report(
-            {"hooks": hooks, "mitigations": [{"mitigation": "trim", "state": int(state), "reason": reason}]}
-        )
+        self.report |= {"hooks": hooks, "mitigations": [{"mitigation": "trim", "state": int(state), "reason": reason}]}
+        self.writer.write_report(self.report)
         self.writer.words[layout.ACK_STATE] = int(state)
 
     def step(self, step: int, phase: Phase = Phase.DONE, **fields: int) -> None:
@@ -94,6 +95,28 @@ class RankFile:
         offset = layout.RING_OFFSET + step % self.writer.capacity * layout.STEP_DTYPE.itemsize
         self.writer.memory[offset : offset + layout.STEP_DTYPE.itemsize] = record.tobytes()
         self.writer.live[layout.LIVE_STEP] = step
+
+    def fail(self, step: int, phase: Phase = Phase.DECIDED, **failure: str) -> None:
+        """Put in a step that an error ended; what `failure` says (method, kind) of it is reported, nothing if it says nothing."""
+        self.step(step, phase, failed=1)
+        self.writer.live[layout.LIVE_FAILED_STEPS] += 1
+        self.writer.live[layout.LIVE_FAILED_STEP] = step
+        if failure:
+            self.report |= {"failure": {"step": step, "phase": int(phase), **failure}}
+            self.writer.write_report(self.report)
+
+    def own_time(self, **steps: int) -> None:
+        """Put in measured steps: `b3=2` are two in bucket 3, of that bucket's bound each."""
+        for name, count in steps.items():
+            bucket = int(name.removeprefix("b"))
+            self.writer.own[bucket] += count
+            self.writer.own[layout.OWN_BUCKETS] += count * (1000 << bucket)
+
+    def device(self, **fields: int) -> None:
+        """Put in a sample of device-side lengths, taken now unless `taken_ns` says otherwise."""
+        values = {"sequence": 2, "every": 64, "samples": 1, "taken_ns": time.monotonic_ns()} | fields
+        names = layout.DEVICE_DTYPE.names or ()
+        layout.DEVICE.pack_into(self.writer.device, 0, *(values.get(name, 0) for name in names))
 
     def steps(self, count: int) -> None:
         """Put in steps 1 to count, all done."""

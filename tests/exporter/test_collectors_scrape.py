@@ -15,7 +15,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from starlette.testclient import TestClient
 
-from rankscope_exporter.collectors.exposition import SUBJECTS, NodeFacts, Query, build_registry, render
+from rankscope_exporter.collectors.blind import REASONS
+from rankscope_exporter.collectors.exposition import (
+    SUBJECTS,
+    CollectorFailures,
+    NodeFacts,
+    Query,
+    build_registry,
+    render,
+)
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.collectors.text import encode
 from rankscope_exporter.contract import ControlOutcome, Guard, MitigationState, Phase, Role
@@ -52,7 +60,8 @@ def test_values(scrape: Make, rank_file: Make) -> None:
     rank.step(
         5, state_sum=50, scheduler_sum=40, state_max=30, scheduler_max=22, drift_sum=10, drift_max=8, drifting=2, trimmed_total=7,
         new=1, cached=5, finished=2, scheduled_tokens=33, drafting=4, requests=6, masked=3, guard=Guard.SKIP, role=Role.RECEIVER,
-        broadcasts_total=4, skips_total=1, posted_total=4, completed_total=3, width=4, own_ns=2000, own_ns_total=9000,
+        broadcasts_total=4, skips_total=1, posted_total=4, completed_total=3, width=4, queue_depth=3,
+        queue_filled=2, dropped_total=9, posted=3,
     )  # fmt: skip
     rank.writer.live[layout.LIVE_FAULTS] = 2
 
@@ -63,8 +72,8 @@ def test_values(scrape: Make, rank_file: Make) -> None:
         "step_request_state_length_max_tokens": 30, "step_scheduler_length_sum_tokens": 40, "step_scheduler_length_max_tokens": 22,
         "drift_sum_tokens": 10, "drift_max_tokens": 8, "drifting_requests": 2, "trimmed_tokens_total": 7, "scheduled_tokens": 33,
         "speculative_requests": 4, "batch_requests": 6, "masked_requests": 3, "mask_known": 1, "guard_broadcasts_total": 4, "guard_skips_total": 1,
-        "collectives_posted_total": 4, "collectives_completed_total": 3, "collective_width_columns": 4, "own_measured_steps_total": 0,
-        "own_seconds_total": 9e-6, "faults_total": 2,
+        "collectives_posted_total": 4, "collectives_completed_total": 3, "collective_width_columns": 4, "step_posted_collectives": 3,
+        "receive_queue_slots": 3, "receive_queue_filled_slots": 2, "dropped_rows_total": 9, "faults_total": 2,
     }  # fmt: skip
     assert {name: value(f"rankscope_{name}", labels()) for name in expected} == expected
     assert [value("rankscope_scheduled_requests", labels(kind=kind)) for kind in ("new", "cached", "finished")] == [
@@ -102,10 +111,18 @@ UNKNOWN = [
     ({"lengths": 0}, {"rankscope_drift_max_tokens", "rankscope_drifting_requests", "rankscope_trimmed_tokens_total"}),
     ({"mask_known": 0}, {"rankscope_masked_requests"}),
     ({"width": 0}, {"rankscope_collective_width_columns"}),
-    ({"completed_total": 0}, {"rankscope_collectives_completed_total"}),
+    (
+        {"queue_depth": 0},
+        {"rankscope_receive_queue_slots", "rankscope_receive_queue_filled_slots", "rankscope_dropped_rows_total"},
+    ),
     (
         {"guard": Guard.NONE, "mask_known": 0},
-        {"rankscope_batch_requests", "rankscope_masked_requests", "rankscope_mask_known"},
+        {
+            "rankscope_batch_requests",
+            "rankscope_masked_requests",
+            "rankscope_mask_known",
+            "rankscope_step_posted_collectives",
+        },
     ),
     ({"role": Role.NONE}, {"rankscope_collective_role"}),
 ]
@@ -115,9 +132,10 @@ UNKNOWN = [
 def test_unknown_is_left_out(scrape: Make, rank_file: Make, fields: dict[str, int], absent: set[str]) -> None:
     """What a record does not know is not served, and everything else is."""
     known, unknown = rank_file(0), rank_file(1)
-    known.steps(2)
+    known.steps(1)
+    known.step(2, queue_depth=2)
     unknown.step(1)
-    unknown.step(2, **fields)
+    unknown.step(2, **({"queue_depth": 2} | fields))
     served = {
         pp: {
             s.name
@@ -159,7 +177,155 @@ def test_step_in_flight(scrape: Make, rank_file: Make, flight_dir: Path) -> None
 
     assert value("rankscope_step_in_flight", labels()) == 1
     assert value("rankscope_step_in_flight_seconds", labels()) >= 0
-    assert [value("rankscope_rank_life", labels(life=life)) for life in ("running", "stopped", "gone")] == [0, 0, 1]
+    lives = ("running", "stopped", "gone", "unknown")
+    assert [value("rankscope_rank_life", labels(life=life)) for life in lives] == [0, 0, 1, 0]
+
+
+def test_completed_where_something_tells(scrape: Make, rank_file: Make) -> None:
+    """No completion yet is 0 where completions are told, and nothing where they are not."""
+    for pp_rank, completes in enumerate((True, False)):
+        rank_file(pp_rank, completes=completes).step(1, completed_total=0)
+
+    value = scrape().get_sample_value
+
+    assert [value("rankscope_collectives_completed_total", labels(pp)) for pp in (0, 1)] == [0, None]
+
+
+BASES = [(0, "unknown"), (1, "output tokens"), (2, "computed tokens"), (9, "unknown")]
+
+
+@pytest.mark.parametrize(("lengths", "basis"), BASES)
+def test_lengths_basis(scrape: Make, rank_file: Make, lengths: int, basis: str) -> None:
+    """A rank says what its lengths count; only output tokens can be trimmed."""
+    rank_file(0).step(1, lengths=lengths)
+
+    value = scrape().get_sample_value
+
+    assert value("rankscope_lengths_basis", labels(basis=basis)) == 1
+    assert (value("rankscope_trimmed_tokens_total", labels()) is not None) == (basis == "output tokens")
+
+
+def test_failed_step(scrape: Make, rank_file: Make) -> None:
+    """A step that an error ended is failed, not in flight, and says how; once the rank goes on, only the past says so."""
+    rank = rank_file(0)
+    rank.steps(3)
+    rank.fail(4, Phase.DECIDED, method="sample_tokens", kind="AssertionError")
+    value = scrape().get_sample_value
+    how = labels(phase="decided", method="sample_tokens", kind="AssertionError")
+
+    names = ("failed_steps_total", "step_failed", "failed_step", "step_in_flight", "step_phase")
+    assert [value(f"rankscope_{name}", labels()) for name in names] == [1, 1, 4, 0, 3]
+    assert value("rankscope_step_in_flight_seconds", labels()) is None
+    assert value("rankscope_failed_step_info", how) == 1
+
+    rank.step(5)
+    value = scrape().get_sample_value
+    assert [value(f"rankscope_{name}", labels()) for name in names] == [1, 0, 4, 0, 4]
+
+
+def test_failed_step_without_a_report(scrape: Make, rank_file: Make) -> None:
+    """Of a failure that the rank did not report any more, step and phase are known, and the rest is unknown."""
+    rank = rank_file(0)
+    rank.fail(1, Phase.DECIDED, method="sample_tokens", kind="AssertionError")
+    rank.fail(2, Phase.SCHEDULED)
+
+    value = scrape().get_sample_value
+
+    assert value("rankscope_failed_step", labels()) == 2
+    how = labels(phase="scheduled", method="unknown", kind="unknown")
+    assert value("rankscope_failed_step_info", how) == 1
+
+
+def test_own_time(scrape: Make, rank_file: Make) -> None:
+    """Own time is a histogram of measured steps in seconds, absent before the first."""
+    rank = rank_file(0)
+    rank.steps(1)
+    assert "rankscope_own_step_seconds_count" not in names(scrape())
+
+    rank.own_time(b0=1, b1=2, b4=3, b15=1)
+    value = scrape().get_sample_value
+
+    bounds = ["2e-06", "8e-06", "3.2e-05", "0.000128", "0.000512", "0.002048", "0.008192", "+Inf"]
+    counts = [value("rankscope_own_step_seconds_bucket", labels(le=bound)) for bound in bounds]
+    assert counts == [3, 3, 6, 6, 6, 6, 6, 7]
+    assert value("rankscope_own_step_seconds_count", labels()) == 7
+    assert value("rankscope_own_step_seconds_sum", labels()) == pytest.approx(1e-6 + 4e-6 + 48e-6 + 32768e-6)
+
+
+def test_faults_by_hook_and_kind(scrape: Make, rank_file: Make) -> None:
+    """Faults are told by hook and by the class of the error."""
+    faults = {"KeyError": 2, "other": 1}
+    hooks = [{"hook": "a", "state": "on"}, {"hook": "b", "state": "removed", "reason": "failed", "faults": faults}]
+    rank_file(0).mitigation(MitigationState.AVAILABLE, hooks=hooks)
+
+    value = scrape().get_sample_value
+
+    assert [value("rankscope_hook_faults_total", labels(hook="b", kind=kind)) for kind in faults] == [2, 1]
+
+
+def test_device_lengths(scrape: Make, rank_file: Make) -> None:
+    """A sample of device-side lengths has its step and its age; without sampling there is nothing, before the first sample only their number."""
+    off, waits, sampled = (rank_file(pp_rank) for pp_rank in range(3))
+    for rank in (off, waits, sampled):
+        rank.steps(1)
+    waits.device(samples=0, taken_ns=0)
+    sampled.device(
+        samples=5, step=64, rows=3, total_sum=90, computed_sum=80, excess_rows=1, total_excess=-2, computed_excess=4
+    )
+
+    def served(pp_rank: int) -> dict[str, float]:
+        families = scrape(
+            Query({"pp_rank": frozenset({str(pp_rank)})}), subjects={"device": SUBJECTS["device"]}
+        ).collect()
+        samples = [s for family in families for s in family.samples if "pp_rank" in s.labels]
+        return {s.name.removeprefix("rankscope_device_"): s.value for s in samples}
+
+    found = served(2)
+    assert 0 <= found.pop("sample_age_seconds") < 300
+    assert found == {
+        "samples_total": 5, "sample_step": 64, "sample_requests": 3, "total_length_sum_tokens": 90, "computed_length_sum_tokens": 80,
+        "excess_requests": 1, "total_length_excess_tokens": -2, "computed_length_excess_tokens": 4,
+    }  # fmt: skip
+    assert (served(0), served(1)) == ({}, {"samples_total": 0})
+
+
+BLIND: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, set()),
+    ({"hooks": [{"hook": "a", "state": "off", "reason": "takes () where (x) was expected"}]}, {"hook off"}),
+    ({"hooks": [{"hook": "a", "state": "removed"}, {"hook": "b", "state": "absent"}]}, {"hook removed", "hook absent"}),
+    ({"hooks": [{"hook": "_is_all_reqs_chunked_prefill", "state": "absent"}]}, set()),
+    ({"hooks": [{"hook": "PPHandler.receive", "state": "absent"}], "pp_size": 1}, set()),
+    ({"state": MitigationState.UNKNOWN_CODE}, {"unknown code"}),
+    ({"state": MitigationState.NOT_APPLICABLE}, set()),
+    ({"runner": "unknown"}, {"unknown code"}),
+    ({"detail": 1}, {"over budget"}),
+    ({"detail": 2}, {"over budget"}),
+    ({"pid_namespace": 1}, {"life unknown"}),
+]
+
+
+@pytest.mark.parametrize(("case", "expected"), BLIND, ids=lambda value: str(value)[:60])
+def test_blind(scrape: Make, rank_file: Make, case: dict[str, Any], expected: set[str]) -> None:
+    """Whatever keeps a part of a rank from being seen is 1 under its reason; what a release may lack is not."""
+    identity = {name: case[name] for name in ("runner", "pp_size", "pid_namespace") if name in case}
+    rank = rank_file(0, **identity)
+    rank.mitigation(case.get("state", MitigationState.AVAILABLE), hooks=case.get("hooks"))
+    rank.writer.live[layout.LIVE_DETAIL] = case.get("detail", 0)
+
+    value = scrape().get_sample_value
+
+    assert {reason for reason in REASONS if value("rankscope_rank_blind", labels(reason=reason))} == expected
+    assert all(value("rankscope_rank_blind", labels(reason=reason)) is not None for reason in REASONS)
+
+
+def test_detail_level(scrape: Make, rank_file: Make) -> None:
+    """What a rank still records is one of three levels."""
+    rank_file(0).writer.live[layout.LIVE_DETAIL] = 1
+
+    value = scrape().get_sample_value
+
+    levels = ("full", "reduced", "cut")
+    assert [value("rankscope_detail_level", labels(level=level)) for level in levels] == [0, 1, 0]
 
 
 def test_mitigation_and_control(scrape: Make, rank_file: Make) -> None:
@@ -238,6 +404,32 @@ def test_failing_collector(scrape: Make, rank_file: Make, caplog: pytest.LogCapt
     assert value("rankscope_collector_success", {"collector": "guard"}) == 1
     assert value("rankscope_guard_skips_total", labels()) == 0
     assert "on purpose" in caplog.text
+
+
+def test_failing_collector_is_logged_once(scrape: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A collector that fails at each scrape is logged once for each class of error, and then counted."""
+    failures = CollectorFailures()
+    errors = iter([KeyError("a"), KeyError("b"), OSError("c"), KeyError("d")])
+
+    def fails(ranks: Sequence[RankReading]) -> list[Metric]:
+        raise next(errors)
+
+    for _ in range(4):
+        value = scrape(subjects={"drift": fails}, failures=failures).get_sample_value
+        value("rankscope_collector_success", {"collector": "drift"})
+
+    assert failures.counts == {("drift", "KeyError"): 3, ("drift", "OSError"): 1}
+    assert len(caplog.records) == 2
+
+
+def test_failures_of_collectors_are_served(scrape: Make) -> None:
+    """Failures of earlier scrapes are served."""
+    failures = CollectorFailures()
+    failures.note("drift", KeyError("a"))
+
+    value = scrape(failures=failures).get_sample_value
+
+    assert value("rankscope_collector_failures_total", {"collector": "drift", "kind": "KeyError"}) == 1
 
 
 def test_filter_ranks(client: TestClient, rank_file: Make) -> None:

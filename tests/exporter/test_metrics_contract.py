@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from rankscope_exporter.collectors.exposition import SUBJECTS, NodeFacts, Query, build_registry
+from rankscope_exporter.collectors.exposition import SUBJECTS, CollectorFailures, NodeFacts, Query, build_registry
 from rankscope_exporter.collectors.nccl import Communicator, NcclRank, NcclView, SeenCommunicator
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.collectors.text import encode
@@ -38,7 +39,10 @@ BY_NAME = {name: spec for spec in METRICS for name in spec.sample_names}
 
 @pytest.fixture
 def readings(flight_dir: Path, rank_file: Make, still_clock: Clock) -> list[RankReading]:
-    """Two ranks that parted: one waits in a collective that the other skipped, is stopped and has a hook off."""
+    """
+    Two ranks that parted: one waits in a collective that the other skipped, which has a hook that failed, a step behind it
+    that an error ended, a receive queue, and device-side lengths.
+    """
     sender, receiver = rank_file(1, pid=4242), rank_file(0, pid=4241)
     ns = still_clock.monotonic_ns()
     times = {"begin_ns": ns - 3_000_000_000, "decide_ns": ns - 2_990_000_000, "end_ns": ns - 2_980_000_000}
@@ -57,12 +61,18 @@ def readings(flight_dir: Path, rank_file: Make, still_clock: Clock) -> list[Rank
     receiver.step(71, role=Role.RECEIVER, masked=1, **times, **drift)
     receiver.step(
         72, role=Role.RECEIVER, guard=Guard.SKIP, masked=2, broadcasts_total=71, posted_total=71, skips_total=1, completed_total=71, width=0,
-        **in_flight, **drift,
+        queue_depth=2, queue_filled=1, dropped_total=3, **in_flight, **drift,
     )  # fmt: skip
     hooks = [
         {"hook": "update_states", "state": "on", "reason": ""},
-        {"hook": "sample_tokens", "state": "absent", "reason": "no such method"},
+        {"hook": "sample_tokens", "state": "absent", "reason": "no such method", "faults": {"KeyError": 2}},
     ]
+    receiver.fail(70, Phase.DECIDED, method="sample_tokens", kind="AssertionError")
+    receiver.writer.live[layout.LIVE_STEP] = 72
+    receiver.own_time(b3=3, b6=1)
+    receiver.device(
+        samples=1, step=64, taken_ns=ns - 3_100_000_000, rows=2, total_sum=52, computed_sum=50, excess_rows=1, total_excess=4, computed_excess=4
+    )  # fmt: skip
     receiver.mitigation(MitigationState.APPLIED, hooks=hooks)
     words = receiver.writer.words
     words[layout.CONTROL_REQUEST] = words[layout.ACK_OBSERVED] = words[layout.ACK_WORD] = layout.encode_control(
@@ -78,8 +88,15 @@ def readings(flight_dir: Path, rank_file: Make, still_clock: Clock) -> list[Rank
     return Node(flight_dir, still_clock).read().ranks
 
 
+def registry(readings: list[RankReading], facts: NodeFacts) -> CollectorRegistry:
+    """A scrape by a process in which a collector once failed."""
+    failures = CollectorFailures()
+    failures.counts["nccl", "KeyError"] = 1
+    return build_registry(readings, facts, Query(), failures=failures)
+
+
 def text(readings: list[RankReading]) -> str:
-    raw = encode(build_registry(readings, FACTS, Query()).collect(), openmetrics=False).decode()
+    raw = encode(registry(readings, FACTS).collect(), openmetrics=False).decode()
     return re.sub(r"(rankscope_collector_duration_seconds\{.*\}) .*", r"\1 0.0", raw)
 
 
@@ -101,7 +118,7 @@ def test_documentation() -> None:
 
 def test_every_sample_is_in_the_table(readings: list[RankReading]) -> None:
     """Name, type, help and labels of each sample are those of the table."""
-    for family in build_registry(readings, replace(FACTS, nccl=NCCL), Query()).collect():
+    for family in registry(readings, replace(FACTS, nccl=NCCL)).collect():
         for sample in family.samples:
             spec = BY_NAME[sample.name]
 
@@ -111,8 +128,8 @@ def test_every_sample_is_in_the_table(readings: list[RankReading]) -> None:
 
 def test_every_metric_is_served(readings: list[RankReading]) -> None:
     """Each row of the table is served by the collector that it names."""
-    registry = build_registry(readings, replace(FACTS, nccl=NCCL), Query())
-    served = {sample.name for family in registry.collect() for sample in family.samples}
+    families = registry(readings, replace(FACTS, nccl=NCCL)).collect()
+    served = {sample.name for family in families for sample in family.samples}
 
     assert set(BY_NAME) == served
     assert {spec.subject for spec in METRICS} - {"nccl", "node", "collector"} == set(SUBJECTS)

@@ -1,5 +1,5 @@
 """
-The sampled-token collective.
+The exchange of sampled tokens: its collectives, and the queue of what was received.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,25 +8,30 @@ from prometheus_client import Metric
 
 from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.reading import RankReading
-from rankscope_exporter.contract import Role
+from rankscope_exporter.contract import Guard, Role
 from rankscope_exporter.contract import metrics as m
 
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
-    Collectives posted and completed, and the last one's width and role, of each rank.
+    Collectives posted and completed, the last one's width and role, and the receive queue, of each rank.
     """
     out = Families()
     for rank in ranks:
-        decided, done = rank.parts.decided, rank.parts.done
+        state, decided, done = rank.parts.state, rank.parts.decided, rank.parts.done
         if decided is not None:
             out.add(m.COLLECTIVES_POSTED, rank, int(decided["posted_total"]))
+            if decided["guard"] != Guard.NONE:
+                out.add(m.STEP_POSTED, rank, int(decided["posted"]))
             if width := int(decided["width"]):
                 out.add(m.COLLECTIVE_WIDTH, rank, width)
             for role in (Role.SENDER, Role.RECEIVER):
                 if decided["role"] == role:
                     out.add(m.COLLECTIVE_ROLE, rank, 1, role=role.name.lower())
-        # A rank counts completions only where a call returns at completion; elsewhere it never gets beyond 0.
-        if done is not None and (completed := int(done["completed_total"])):
-            out.add(m.COLLECTIVES_COMPLETED, rank, completed)
+        if done is not None and rank.identity.completes:
+            out.add(m.COLLECTIVES_COMPLETED, rank, int(done["completed_total"]))
+        if state is not None and (slots := int(state["queue_depth"])):
+            out.add(m.QUEUE_SLOTS, rank, slots)
+            out.add(m.QUEUE_FILLED, rank, int(state["queue_filled"]))
+            out.add(m.DROPPED_ROWS, rank, int(state["dropped_total"]))
     return out

@@ -13,8 +13,11 @@ from prometheus_client.exposition import choose_encoder
 from rankscope_exporter import __version__
 from rankscope_exporter.collectors import (
     batch,
+    blind,
     collectives,
+    device,
     drift,
+    failures,
     guard,
     hooks,
     lengths,
@@ -30,6 +33,7 @@ from rankscope_exporter.collectors.reading import RankReading, current
 from rankscope_exporter.collectors.text import encode
 from rankscope_exporter.contract.metrics import (
     COLLECTOR_DURATION,
+    COLLECTOR_FAILURES,
     COLLECTOR_SUCCESS,
     CONTROL_ENABLED,
     EXPORTER_INFO,
@@ -52,6 +56,9 @@ SUBJECTS: dict[str, Collect] = {
     "guard": guard.collect,
     "collectives": collectives.collect,
     "mitigation": mitigation.collect,
+    "device": device.collect,
+    "failures": failures.collect,
+    "blind": blind.collect,
     "hooks": hooks.collect,
     "own": own.collect,
 }
@@ -137,6 +144,30 @@ class NodeFacts:
     """One for each RAS port; none where the NCCL view is off."""
 
 
+class CollectorFailures:
+    """
+    How often each collector of this process failed, by the class of the error. A scrape comes every few seconds, so that
+    each class is logged once.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def note(self, subject: str, error: Exception) -> None:
+        """
+        Count a failure, and log it if it is the first of its class.
+        """
+        key = (subject, type(error).__name__)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        if self.counts[key] == 1:
+            logger.error(
+                "collector %s failed: its metrics are missing from this scrape; further failures of this kind are counted only, in %s",
+                subject,
+                COLLECTOR_FAILURES.name,
+                exc_info=error,
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     success: bool
@@ -148,13 +179,11 @@ class _Guarded:
     A collector whose failure costs its own metrics and nothing else.
     """
 
-    def __init__(
-        self, subject: str, collect: Callable[[], Iterable[Metric]], query: Query, outcomes: dict[str, _Outcome]
-    ) -> None:
+    def __init__(self, subject: str, collect: Callable[[], Iterable[Metric]], query: Query, report: "_Report") -> None:
         self._subject = subject
         self._collect = collect
         self._query = query
-        self._outcomes = outcomes
+        self._report = report
 
     def collect(self) -> Iterable[Metric]:
         """
@@ -164,12 +193,12 @@ class _Guarded:
         families: list[Metric] = []
         try:
             families = [family for family in self._collect() if self._query.wants_metric(family)]
-        except Exception:
+        except Exception as error:  # noqa: BLE001  whatever it is, the other collectors go on
             success = False
-            logger.exception("collector %s failed: its metrics are missing from this scrape", self._subject)
+            self._report.failures.note(self._subject, error)
         else:
             success = True
-        self._outcomes[self._subject] = _Outcome(success, time.perf_counter() - begin)
+        self._report.outcomes[self._subject] = _Outcome(success, time.perf_counter() - begin)
         return families
 
 
@@ -178,18 +207,21 @@ class _Report:
     Tells of the collectors that were run before it.
     """
 
-    def __init__(self, outcomes: dict[str, _Outcome], query: Query) -> None:
-        self._outcomes = outcomes
+    def __init__(self, failures: CollectorFailures, query: Query) -> None:
+        self.outcomes: dict[str, _Outcome] = {}
+        self.failures = failures
         self._query = query
 
     def collect(self) -> Iterable[Metric]:
         """
-        Success and duration of each collector.
+        Success and duration of each collector, and failures so far.
         """
         out = Families()
-        for subject, outcome in self._outcomes.items():
+        for subject, outcome in self.outcomes.items():
             out.add_own(COLLECTOR_SUCCESS, outcome.success, collector=subject)
             out.add_own(COLLECTOR_DURATION, outcome.seconds, collector=subject)
+        for (subject, kind), count in self.failures.counts.items():
+            out.add_own(COLLECTOR_FAILURES, count, collector=subject, kind=kind)
         return [family for family in out if self._query.wants_metric(family)]
 
 
@@ -203,25 +235,27 @@ def _node(facts: NodeFacts, readable: int, superseded: int) -> Iterable[Metric]:
 
 
 def build_registry(
-    readings: list[RankReading], facts: NodeFacts, query: Query, subjects: dict[str, Collect] = SUBJECTS
+    readings: list[RankReading],
+    facts: NodeFacts,
+    query: Query,
+    subjects: dict[str, Collect] = SUBJECTS,
+    failures: CollectorFailures | None = None,
 ) -> CollectorRegistry:
     """
-    A registry for one scrape.
+    A registry for one scrape; `failures` are those of the scrapes before it.
     """
     every = current(readings)
     ranks = [reading for reading in every if query.wants_rank(reading)]
     registry = CollectorRegistry()
-    outcomes: dict[str, _Outcome] = {}
+    report = _Report(CollectorFailures() if failures is None else failures, query)
     for subject, collect in subjects.items():
         if query.wants_subject(subject):
-            registry.register(_Guarded(subject, _bind(collect, ranks), query, outcomes))
+            registry.register(_Guarded(subject, _bind(collect, ranks), query, report))
     if facts.nccl and query.wants_subject("nccl"):
-        registry.register(_Guarded("nccl", lambda: nccl.collect(facts.nccl), query, outcomes))
+        registry.register(_Guarded("nccl", lambda: nccl.collect(facts.nccl), query, report))
     if query.wants_subject("node"):
-        registry.register(
-            _Guarded("node", lambda: _node(facts, len(every), len(readings) - len(every)), query, outcomes)
-        )
-    registry.register(_Report(outcomes, query))
+        registry.register(_Guarded("node", lambda: _node(facts, len(every), len(readings) - len(every)), query, report))
+    registry.register(report)
     return registry
 
 
@@ -229,12 +263,19 @@ def _bind(collect: Collect, ranks: Sequence[RankReading]) -> Callable[[], Iterab
     return lambda: collect(ranks)
 
 
-def render(readings: list[RankReading], facts: NodeFacts, query: Query, accept: str) -> tuple[bytes, str]:
+def render(
+    readings: list[RankReading],
+    facts: NodeFacts,
+    query: Query,
+    accept: str,
+    failures: CollectorFailures | None = None,
+) -> tuple[bytes, str]:
     """
-    The body of a scrape and its media type, in the format that `accept` (the header) asks for.
+    The body of a scrape and its media type, in the format that `accept` (the header) asks for; `failures` as for `build_registry`.
     """
     _, media_type = choose_encoder(accept)
     # Our names are plain in every escaping but this one, which would double their underscores.
     media_type = media_type.replace("escaping=dots", "escaping=underscores")
     openmetrics = media_type.startswith("application/openmetrics-text")
-    return encode(build_registry(readings, facts, query).collect(), openmetrics=openmetrics), media_type
+    registry = build_registry(readings, facts, query, failures=failures)
+    return encode(registry.collect(), openmetrics=openmetrics), media_type

@@ -2,7 +2,7 @@
 Metric families by their row of the table.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import Metric
 
@@ -32,6 +32,27 @@ class Families:
         Add a sample that belongs to no rank.
         """
         self.family(spec).add_sample(spec.name, labels, value)
+
+    def add_histogram(
+        self,
+        spec: MetricSpec,
+        rank: RankReading,
+        bounds: Sequence[tuple[str, int]],
+        counts: Sequence[int],
+        total: float,
+    ) -> None:
+        """
+        Add a histogram of one rank: `bounds` are those that are served, each with the last of `counts` that is below it.
+        """
+        family, labels = self.family(spec), rank.labels
+        bucket = f"{spec.name}_bucket"
+        below = done = 0
+        for bound, index in bounds:
+            below += sum(counts[done : index + 1])
+            done = index + 1
+            family.add_sample(bucket, labels.more(le=bound), below)
+        family.add_sample(f"{spec.name}_count", labels, below)
+        family.add_sample(f"{spec.name}_sum", labels, total)
 
     def family(self, spec: MetricSpec) -> Metric:
         """

@@ -14,7 +14,7 @@ from rankscope_exporter.contract import metrics as m
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
-    Each hook of each rank, with its state and the reason for it.
+    Each hook of each rank, with its state, the reason for it, and its faults.
     """
     out = Families()
     for rank in ranks:
@@ -22,4 +22,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
             out.add(
                 m.HOOK_ON, rank, hook.state is HookState.ON, hook=hook.hook, state=hook.state.value, reason=hook.reason
             )
+            for kind, count in hook.faults.items():
+                out.add(m.HOOK_FAULTS, rank, count, hook=hook.hook, kind=kind)
     return out

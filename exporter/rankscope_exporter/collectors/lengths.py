@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import Metric
 
 from rankscope_exporter.collectors.families import Families
-from rankscope_exporter.collectors.labels import Labels
 from rankscope_exporter.collectors.reading import RankReading
+from rankscope_exporter.contract import Lengths
 from rankscope_exporter.contract import metrics as m
 from rankscope_exporter.flight.layout import BUCKET_BOUNDS
 
@@ -22,15 +22,18 @@ Bounds that are served, with their bucket in the flight file: 0, then powers of 
 twice the samples in each scrape would buy nothing that a query asks for.
 """
 
+_BASES = {int(basis): basis.name.lower().replace("_", " ") for basis in Lengths}
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
-    Sum and largest of the last step, and the histograms, of each rank whose lengths are known.
+    What the lengths of each rank count; their sum and largest of the last step, and the histograms, where they are known.
     """
     out = Families()
     for rank in ranks:
-        state = rank.measured
-        if state is not None:
+        if (reached := rank.parts.state) is not None:
+            out.add(m.LENGTHS_BASIS, rank, 1, basis=_BASES.get(int(reached["lengths"]), "unknown"))
+        if (state := rank.measured) is not None:
             out.add(m.STATE_SUM, rank, int(state["state_sum"]))
             out.add(m.STATE_MAX, rank, int(state["state_max"]))
             out.add(m.SCHEDULER_SUM, rank, int(state["scheduler_sum"]))
@@ -38,23 +41,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
         histograms = rank.histograms
         if histograms.samples:
             out.add(m.LENGTH_SAMPLES, rank, histograms.samples)
-            bounds = [(rank.labels.more(le=bound), index) for bound, index in BUCKETS]
-            _histogram(out.family(m.STATE_LENGTH), rank.labels, bounds, histograms.state, histograms.state_sum)
-            _histogram(
-                out.family(m.SCHEDULER_LENGTH), rank.labels, bounds, histograms.scheduler, histograms.scheduler_sum
-            )
+            out.add_histogram(m.STATE_LENGTH, rank, BUCKETS, histograms.state, histograms.state_sum)
+            out.add_histogram(m.SCHEDULER_LENGTH, rank, BUCKETS, histograms.scheduler, histograms.scheduler_sum)
     return out
-
-
-def _histogram(
-    family: Metric, labels: Labels, bounds: Sequence[tuple[Labels, int]], counts: Sequence[int], total: int
-) -> None:
-    bucket = f"{family.name}_bucket"
-    below = 0
-    done = 0
-    for bound, index in bounds:
-        below += sum(counts[done : index + 1])
-        done = index + 1
-        family.add_sample(bucket, bound, below)
-    family.add_sample(f"{family.name}_count", labels, below)
-    family.add_sample(f"{family.name}_sum", labels, total)

@@ -8,7 +8,7 @@ from prometheus_client import Metric
 
 from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.reading import RankReading
-from rankscope_exporter.contract import MitigationState
+from rankscope_exporter.contract import Lengths, MitigationState
 from rankscope_exporter.contract import metrics as m
 
 _STATES = tuple((state, state.label) for state in MitigationState)
@@ -32,6 +32,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
             out.add(m.CONTROL_EFFECTIVE, rank, control.effective_step)
         if control.acted_step:
             out.add(m.CONTROL_ACTED, rank, control.acted_step)
-        if (state_part := rank.measured) is not None:
+        if (state_part := rank.measured) is not None and state_part["lengths"] == Lengths.OUTPUT_TOKENS:
             out.add(m.TRIMMED_TOKENS, rank, int(state_part["trimmed_total"]))
     return out

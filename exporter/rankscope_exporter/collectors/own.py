@@ -8,18 +8,29 @@ from prometheus_client import Metric
 
 from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.reading import RankReading
+from rankscope_exporter.contract import Detail
 from rankscope_exporter.contract import metrics as m
-from rankscope_exporter.flight.layout import OWN_TIME_STEPS
+from rankscope_exporter.flight.layout import OWN_BOUNDS
+
+BUCKETS: tuple[tuple[str, int], ...] = tuple(
+    ("+Inf" if bound == float("inf") else str(bound), index) for index, bound in enumerate(OWN_BOUNDS) if index % 2
+)
+"""
+Bounds that are served, with their bucket in the flight file: 2 microseconds, then powers of four of it, then infinity.
+"""
+
+_LEVELS = tuple((level, level.name.lower()) for level in Detail)
 
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
-    Faults and own time of each rank.
+    Faults, own time and what it still allows, of each rank.
     """
     out = Families()
     for rank in ranks:
         out.add(m.FAULTS, rank, rank.faults)
-        if (done := rank.parts.done) is not None:
-            out.add(m.OWN_SECONDS, rank, int(done["own_ns_total"]) / 1e9)
-            out.add(m.OWN_STEPS, rank, int(done["step"]) // OWN_TIME_STEPS)
+        for level, name in _LEVELS:
+            out.add(m.DETAIL, rank, level is rank.detail, level=name)
+        if any((own := rank.own_time).steps):
+            out.add_histogram(m.OWN_TIME, rank, BUCKETS, own.steps, own.seconds)
     return out

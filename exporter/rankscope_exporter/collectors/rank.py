@@ -11,7 +11,7 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Phase, RankLife
 from rankscope_exporter.contract import metrics as m
 
-_WRITING, _DONE = Phase.WRITING, Phase.DONE
+_WRITING = Phase.WRITING
 _LIVES = tuple((life, life.value) for life in RankLife)
 
 
@@ -28,8 +28,8 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
         out.add(m.STEPS, rank, rank.step)
         if (phase := rank.phase) is not _WRITING:
             out.add(m.STEP_PHASE, rank, phase)
-            out.add(m.STEP_IN_FLIGHT, rank, phase is not _DONE)
-            if phase is not _DONE and (age := rank.in_flight_seconds) is not None:
+            out.add(m.STEP_IN_FLIGHT, rank, rank.in_flight)
+            if (age := rank.in_flight_seconds) is not None:
                 out.add(m.STEP_IN_FLIGHT_AGE, rank, age)
         if (begin := rank.begin_unix) is not None:
             out.add(m.STEP_BEGIN, rank, begin)

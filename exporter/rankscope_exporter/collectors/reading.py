@@ -11,6 +11,8 @@ import numpy.typing as npt
 from rankscope_exporter.collectors.labels import Labels
 from rankscope_exporter.contract import (
     ControlReport,
+    Detail,
+    DeviceLengths,
     HookReport,
     Mitigation,
     MitigationReport,
@@ -18,11 +20,12 @@ from rankscope_exporter.contract import (
     Phase,
     RankIdentity,
     RankLife,
+    StepFailure,
 )
 from rankscope_exporter.contract.metrics import RANK_INFO, RANK_LABELS
 from rankscope_exporter.flight import FlightFile, Snapshot
 from rankscope_exporter.flight.layout import decode_control
-from rankscope_exporter.flight.reader import Control
+from rankscope_exporter.flight.reader import Control, OwnTime
 
 LOOK_BACK = (2, 64)
 """
@@ -66,6 +69,14 @@ class RankReading:
     hooks: tuple[HookReport, ...]
     mitigations: tuple[MitigationReport, ...]
     histograms: Snapshot
+    own_time: OwnTime
+    device: DeviceLengths | None
+    """None where device-side lengths are not sampled; `samples` is 0 before the first has arrived."""
+    detail: Detail
+    failed_steps: int
+    """Steps that an error of vLLM ended."""
+    failure: StepFailure | None
+    """The last of them, whatever the rank did since."""
     faults: int
     monotonic_ns: int
     """The node's clocks when this was read."""
@@ -83,12 +94,21 @@ class RankReading:
         return Phase.WRITING if (last := self.last) is None else Phase(int(last["phase"]))
 
     @property
+    def failed(self) -> bool:
+        """Whether an error of vLLM ended the rank's last step."""
+        return self.failure is not None and self.failure.step == self.step
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether its last step is in flight: it is neither done nor failed."""
+        last = self.last
+        return last is not None and bool(last["phase"] != Phase.DONE) and not self.failed
+
+    @property
     def in_flight_seconds(self) -> float | None:
         """Age of the step in flight; None while none is, or while that is not known."""
         last = self.last
-        if last is None or last["phase"] == Phase.DONE:
-            return None
-        return self._age(int(last["begin_ns"]))
+        return self._age(int(last["begin_ns"])) if last is not None and self.in_flight else None
 
     @property
     def begin_unix(self) -> float | None:
@@ -113,8 +133,14 @@ class RankReading:
         return self._age(max(int(begun["begin_ns"]), int(begun["decide_ns"]), int(begun["end_ns"])))
 
     def _age(self, since_ns: int) -> float | None:
-        # A file copied from another machine, or kept over a boot, has times of another clock.
-        return (self.monotonic_ns - since_ns) / 1e9 if 0 < since_ns <= self.monotonic_ns else None
+        return age_seconds(since_ns, self.monotonic_ns)
+
+
+def age_seconds(since_ns: int, monotonic_ns: int) -> float | None:
+    """
+    Time since `since_ns`; None if that is no time of this clock: a file copied from another machine, or kept over a boot.
+    """
+    return (monotonic_ns - since_ns) / 1e9 if 0 < since_ns <= monotonic_ns else None
 
 
 def newest_parts(records: npt.NDArray[np.void]) -> Parts:
@@ -174,6 +200,52 @@ def mitigation_reports(reports: tuple[MitigationReport, ...], control: Control) 
     )
 
 
+def last_failure(file: FlightFile, reported: StepFailure | None) -> StepFailure | None:
+    """
+    The last step that an error of vLLM ended; None if there was none.
+
+    A rank says of its first failures how they came about. Of later ones only step and phase are known.
+    """
+    step = file.failed_steps()[1]
+    if not step or (reported is not None and reported.step == step):
+        return reported if step else None
+    records = file.records(after=step - 1)
+    phase = int(records[0]["phase"]) if len(records) and records[0]["step"] == step else int(Phase.WRITING)
+    return StepFailure(step=step, phase=phase, method="unknown", kind="unknown")
+
+
+def device_lengths(file: FlightFile, monotonic_ns: int) -> DeviceLengths | None:
+    """
+    The last sample of device-side lengths; None where none are taken, or while one is being written.
+    """
+    raw = file.device_lengths()
+    if raw is None:
+        return None
+    return DeviceLengths(
+        every=int(raw["every"]),
+        samples=int(raw["samples"]),
+        step=int(raw["step"]),
+        age_seconds=age_seconds(int(raw["taken_ns"]), monotonic_ns),
+        rows=int(raw["rows"]),
+        total_sum=int(raw["total_sum"]),
+        computed_sum=int(raw["computed_sum"]),
+        excess_rows=int(raw["excess_rows"]),
+        total_excess=int(raw["total_excess"]),
+        computed_excess=int(raw["computed_excess"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """
+    What a rank says of itself in words.
+    """
+
+    hooks: tuple[HookReport, ...] = ()
+    mitigations: tuple[MitigationReport, ...] = ()
+    failure: StepFailure | None = None
+
+
 class RankMemo:
     """
     What is kept of one flight file from one reading to the next, as it does not change or rarely does.
@@ -184,11 +256,11 @@ class RankMemo:
         self.labels = Labels({name: str(getattr(identity, name)) for name in RANK_LABELS})
         self.info = self.labels.more(**{name: _text(getattr(identity, name)) for name in RANK_INFO.labels})
         self._raw: dict[str, Any] | None = None
-        self._reports: tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]] = ((), ())
+        self._reports = Reports()
 
-    def reports(self, file: FlightFile) -> tuple[tuple[HookReport, ...], tuple[MitigationReport, ...]]:
+    def reports(self, file: FlightFile) -> Reports:
         """
-        Hook and mitigation reports as they stand in `file`, parsed anew only when the rank wrote new ones.
+        Reports of hooks, mitigations and the last failed step as they stand in `file`, parsed anew only when the rank wrote new ones.
 
         Raises:
             FlightError: the area is damaged.
@@ -198,7 +270,11 @@ class RankMemo:
         raw = file.report()
         if raw is not self._raw:
             hooks = tuple(HookReport.model_validate(hook) for hook in raw.get("hooks", []))
-            self._reports = hooks, tuple(MitigationReport.model_validate(m) for m in raw.get("mitigations", []))
+            mitigations = tuple(MitigationReport.model_validate(m) for m in raw.get("mitigations", []))
+            failure = raw.get("failure")
+            self._reports = Reports(
+                hooks, mitigations, None if failure is None else StepFailure.model_validate(failure)
+            )
             self._raw = raw
         return self._reports
 
@@ -219,7 +295,7 @@ def read_rank(file: FlightFile, memo: RankMemo, life: RankLife, *, monotonic_ns:
 
     """
     control = file.control()
-    hooks, mitigations = memo.reports(file)
+    reports = memo.reports(file)
     return RankReading(
         key=file.key,
         identity=memo.identity,
@@ -230,9 +306,14 @@ def read_rank(file: FlightFile, memo: RankMemo, life: RankLife, *, monotonic_ns:
         step=file.step(),
         parts=read_parts(file),
         control=control_report(control),
-        hooks=hooks,
-        mitigations=mitigation_reports(mitigations, control),
+        hooks=reports.hooks,
+        mitigations=mitigation_reports(reports.mitigations, control),
         histograms=file.histograms(),
+        own_time=file.own_time(),
+        device=device_lengths(file, monotonic_ns),
+        detail=file.detail(),
+        failed_steps=file.failed_steps()[0],
+        failure=last_failure(file, reports.failure),
         faults=file.faults(),
         monotonic_ns=monotonic_ns,
         unix=unix,

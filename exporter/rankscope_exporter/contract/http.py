@@ -67,6 +67,10 @@ class RankIdentity(Message):
     exporter_version: str
     request_ids: RequestIds = RequestIds.SHOWN
     """How this rank records request ids."""
+    pid_namespace: int = 0
+    """Inode of the process namespace that `pid` is a number in; 0 if unknown."""
+    completes: bool = False
+    """Whether this rank comes to know that a collective has completed: its calls return only then, or it asks an event."""
 
 
 class HookReport(Message):

@@ -56,7 +56,8 @@ RANK_INFO = MetricSpec(
 )  # fmt: skip
 RANK_LIFE = MetricSpec(
     "rankscope_rank_life", "gauge", "rank", "",
-    "1 for the state that the rank's process is in (running, stopped by a signal, gone), 0 for the others.", ("life",),
+    "1 for the state that the rank's process is in (running, stopped by a signal, gone, unknown), 0 for the others; "
+    "unknown: it is in another process namespace than the exporter.", ("life",),
 )  # fmt: skip
 RANK_STARTED = MetricSpec(
     "rankscope_rank_start_timestamp_seconds", "gauge", "rank", "seconds", "Wall-clock time at which the rank made its flight file.",
@@ -69,7 +70,11 @@ STEP_PHASE = MetricSpec(
     "Last phase that the rank entered in its last step: 1 scheduled, 2 state updated, 3 decided, 4 done.",
 )  # fmt: skip
 STEP_IN_FLIGHT = MetricSpec(
-    "rankscope_step_in_flight", "gauge", "rank", "", "1 while a step is in flight, 0 while none is."
+    "rankscope_step_in_flight",
+    "gauge",
+    "rank",
+    "",
+    "1 while a step is in flight, 0 while none is, also after a step that failed.",
 )
 STEP_IN_FLIGHT_AGE = MetricSpec(
     "rankscope_step_in_flight_seconds", "gauge", "rank", "seconds", "Age of the step in flight; absent while none is.",
@@ -101,13 +106,18 @@ BATCH_REQUESTS = MetricSpec(
     "Rows of the batch when the rank last decided; absent if the last step came to no decision.",
 )  # fmt: skip
 
+LENGTHS_BASIS = MetricSpec(
+    "rankscope_lengths_basis", "gauge", "lengths", "",
+    "1 for what lengths and drift of the last step count: output tokens as the rank caches them (V1), computed tokens as it keeps them on "
+    "the host (V2), or unknown, if they were not read.", ("basis",),
+)  # fmt: skip
 STATE_LENGTH = MetricSpec(
     "rankscope_request_state_length_tokens", "histogram", "lengths", "tokens",
-    "Output tokens per request as the rank caches them, sampled every few steps.",
+    "Request-state length of each request, sampled every few steps; rankscope_lengths_basis says what it counts.",
 )  # fmt: skip
 SCHEDULER_LENGTH = MetricSpec(
     "rankscope_scheduler_length_tokens", "histogram", "lengths", "tokens",
-    "Output tokens per request as the scheduler counts them, sampled at the same steps.",
+    "The scheduler's length of each request, sampled at the same steps.",
 )  # fmt: skip
 LENGTH_SAMPLES = MetricSpec(
     "rankscope_length_samples_total", "counter", "lengths", "", "Steps that were sampled into the histograms of lengths.",
@@ -121,10 +131,10 @@ STATE_MAX = MetricSpec(
 )  # fmt: skip
 SCHEDULER_SUM = MetricSpec(
     "rankscope_step_scheduler_length_sum_tokens", "gauge", "lengths", "tokens",
-    "The scheduler's output lengths of the last step, summed over its cached requests.",
+    "The scheduler's lengths of the last step, summed over its cached requests.",
 )  # fmt: skip
 SCHEDULER_MAX = MetricSpec(
-    "rankscope_step_scheduler_length_max_tokens", "gauge", "lengths", "tokens", "The scheduler's largest output length of the last step.",
+    "rankscope_step_scheduler_length_max_tokens", "gauge", "lengths", "tokens", "The scheduler's largest length of the last step.",
 )  # fmt: skip
 
 DRIFT_SUM = MetricSpec(
@@ -144,7 +154,7 @@ DRIFTING = MetricSpec(
 
 MASKED = MetricSpec(
     "rankscope_masked_requests", "gauge", "mask", "requests",
-    "Requests whose sampled token the rank discards in the last step; absent if the rank's mask is not known.",
+    "Requests of the last step whose sampled token the rank does not use: it is discarded (V1) or not needed (V2); absent if the mask is not known.",
 )  # fmt: skip
 MASK_KNOWN = MetricSpec(
     "rankscope_mask_known", "gauge", "mask", "", "1 if the mask was read in the last step that came to a decision, 0 if it was not.",
@@ -162,11 +172,16 @@ GUARD_LAST = MetricSpec(
 )  # fmt: skip
 
 COLLECTIVES_POSTED = MetricSpec(
-    "rankscope_collectives_posted_total", "counter", "collectives", "", "Sampled-token collectives that the rank posted.",
+    "rankscope_collectives_posted_total", "counter", "collectives", "",
+    "Collectives that the rank posted for the exchange of sampled tokens: one a step on V1, two or, with drafts, three on V2.",
 )  # fmt: skip
 COLLECTIVES_COMPLETED = MetricSpec(
     "rankscope_collectives_completed_total", "counter", "collectives", "",
-    "Sampled-token collectives known to have completed; absent where a call returns before its collective completes, as on GPUs.",
+    "Collectives of the exchange known to have completed; absent where nothing tells, as calls return earlier on GPUs and only V2 receivers ask an event.",
+)  # fmt: skip
+STEP_POSTED = MetricSpec(
+    "rankscope_step_posted_collectives", "gauge", "collectives", "collectives",
+    "Collectives of the exchange that the rank posted in the last step that came to a decision, so far if it is in flight; 0 if it skipped.",
 )  # fmt: skip
 COLLECTIVE_WIDTH = MetricSpec(
     "rankscope_collective_width_columns", "gauge", "collectives", "columns",
@@ -175,6 +190,18 @@ COLLECTIVE_WIDTH = MetricSpec(
 COLLECTIVE_ROLE = MetricSpec(
     "rankscope_collective_role", "gauge", "collectives", "", "1 for the rank's side of its last sampled-token collective: sender or receiver.",
     ("role",),
+)  # fmt: skip
+QUEUE_SLOTS = MetricSpec(
+    "rankscope_receive_queue_slots", "gauge", "collectives", "slots",
+    "Slots of the queue in which the rank keeps what it received until it is used; absent where it has no queue (V1, and the last rank).",
+)  # fmt: skip
+QUEUE_FILLED = MetricSpec(
+    "rankscope_receive_queue_filled_slots", "gauge", "collectives", "slots",
+    "Of these slots, those that waited to be used in the last step, before its own receive.",
+)  # fmt: skip
+DROPPED_ROWS = MetricSpec(
+    "rankscope_dropped_rows_total", "counter", "collectives", "rows",
+    "Received rows that the rank did not use because their request was freed meanwhile; absent where it has no queue.",
 )  # fmt: skip
 
 MITIGATION_STATE = MetricSpec(
@@ -202,31 +229,88 @@ CONTROL_OUTCOME = MetricSpec(
     "1 for what the rank did with its last control word: none, pending, applied, applied late, refused, failed.", ("outcome",),
 )  # fmt: skip
 TRIMMED_TOKENS = MetricSpec(
-    "rankscope_trimmed_tokens_total", "counter", "mitigation", "tokens", "Tokens that the trim fix took off the rank's request state.",
+    "rankscope_trimmed_tokens_total", "counter", "mitigation", "tokens",
+    "Tokens that the trim fix took off the rank's request state; absent where there is nothing to trim (V2).",
+)  # fmt: skip
+
+DEVICE_SAMPLES = MetricSpec(
+    "rankscope_device_samples_total", "counter", "device", "",
+    "Samples of device-side lengths that arrived (V2); absent, like all of these, where RANKSCOPE_DEVICE_LENGTHS_STEPS is 0.",
+)  # fmt: skip
+DEVICE_STEP = MetricSpec(
+    "rankscope_device_sample_step", "gauge", "device", "", "Step ordinal at which the last sample was taken."
+)
+DEVICE_AGE = MetricSpec(
+    "rankscope_device_sample_age_seconds", "gauge", "device", "seconds", "Time since the last sample was taken."
+)
+DEVICE_REQUESTS = MetricSpec(
+    "rankscope_device_sample_requests", "gauge", "device", "requests", "Requests in the last sample."
+)
+DEVICE_TOTAL_SUM = MetricSpec(
+    "rankscope_device_total_length_sum_tokens", "gauge", "device", "tokens",
+    "Prompt and output tokens (total_len) of the sampled requests as the device holds them, summed.",
+)  # fmt: skip
+DEVICE_COMPUTED_SUM = MetricSpec(
+    "rankscope_device_computed_length_sum_tokens", "gauge", "device", "tokens",
+    "Computed tokens (num_computed_tokens) of the sampled requests as the device holds them, summed.",
+)  # fmt: skip
+DEVICE_EXCESS_REQUESTS = MetricSpec(
+    "rankscope_device_excess_requests", "gauge", "device", "requests",
+    "Sampled requests that are longer on the device than the scheduler said at that step: they drift.",
+)  # fmt: skip
+DEVICE_TOTAL_EXCESS = MetricSpec(
+    "rankscope_device_total_length_excess_tokens", "gauge", "device", "tokens",
+    "Largest total_len of a sampled request beyond its prompt and the scheduler's output; more than 0 is wrong, less is tokens under way.",
+)  # fmt: skip
+DEVICE_COMPUTED_EXCESS = MetricSpec(
+    "rankscope_device_computed_length_excess_tokens", "gauge", "device", "tokens",
+    "Largest num_computed_tokens of a sampled request beyond the scheduler's; more than 0 is wrong.",
+)  # fmt: skip
+
+FAILED_STEPS = MetricSpec(
+    "rankscope_failed_steps_total", "counter", "failures", "", "Steps that an error of vLLM ended on the rank."
+)
+STEP_FAILED = MetricSpec(
+    "rankscope_step_failed", "gauge", "failures", "",
+    "1 if an error of vLLM ended the rank's last step, so that its peers wait for it; 0 if not.",
+)  # fmt: skip
+FAILED_STEP = MetricSpec(
+    "rankscope_failed_step", "gauge", "failures", "", "Ordinal of the last step that an error of vLLM ended; absent if there was none.",
+)  # fmt: skip
+FAILURE_INFO = MetricSpec(
+    "rankscope_failed_step_info", "gauge", "failures", "",
+    "How that step ended: the phase that it never left (scheduled, state updated, decided), the method that raised and the error's class, unknown "
+    "where not recorded; always 1.", ("phase", "method", "kind"),
+)  # fmt: skip
+
+BLIND = MetricSpec(
+    "rankscope_rank_blind", "gauge", "blind", "",
+    "1 if something of the rank cannot be seen for this reason, 0 if not: hook off, hook absent, hook removed (it failed too often), unknown code, over "
+    "budget (less is recorded), life unknown. Alert on any 1.", ("reason",),
 )  # fmt: skip
 
 HOOK_ON = MetricSpec(
     "rankscope_hook_on", "gauge", "hooks", "", "1 if the hook sees its code, 0 if it is absent, off or removed, for the given reason.",
     ("hook", "state", "reason"),
 )  # fmt: skip
+HOOK_FAULTS = MetricSpec(
+    "rankscope_hook_faults_total", "counter", "hooks", "",
+    "Errors of Rankscope's own that a hook swallowed, by the class of the error; brought up to date at its first, second, fourth, eighth ... error.",
+    ("hook", "kind"),
+)  # fmt: skip
 
 FAULTS = MetricSpec(
     "rankscope_faults_total", "counter", "own", "", "Errors of Rankscope's own that its hooks swallowed."
 )
-OWN_SECONDS = MetricSpec(
-    "rankscope_own_seconds_total",
-    "counter",
-    "own",
-    "seconds",
-    f"Time that Rankscope's hooks took inside steps, measured in one step of {OWN_TIME_STEPS}.",
-)
-OWN_STEPS = MetricSpec(
-    "rankscope_own_measured_steps_total",
-    "counter",
-    "own",
-    "steps",
-    "Steps in which Rankscope's own time was measured: own seconds over these is the time per step.",
-)
+OWN_TIME = MetricSpec(
+    "rankscope_own_step_seconds", "histogram", "own", "seconds",
+    f"Time that Rankscope's hooks took in a step, measured in one step of {OWN_TIME_STEPS}.",
+)  # fmt: skip
+DETAIL = MetricSpec(
+    "rankscope_detail_level", "gauge", "own", "",
+    "1 for what the rank still records, 0 for the others: full, reduced (over the budget of own time: no request table, no histograms of lengths), "
+    "cut (the hook that cost most is off as well).", ("level",),
+)  # fmt: skip
 
 EXPORTER_INFO = MetricSpec(
     "rankscope_exporter_info", "gauge", "node", "", "The exporter process; always 1.", ("node", "version", "flight_dir"), per_rank=False,
@@ -310,6 +394,11 @@ NCCL_RANK_ERROR = MetricSpec(
 COLLECTOR_SUCCESS = MetricSpec(
     "rankscope_collector_success", "gauge", "collector", "", "1 if the collector worked in this scrape; if 0, its metrics are missing.",
     ("collector",), per_rank=False,
+)  # fmt: skip
+COLLECTOR_FAILURES = MetricSpec(
+    "rankscope_collector_failures_total", "counter", "collector", "",
+    "Scrapes in which the collector failed, by the class of the error; each class is logged once. Absent before the first.",
+    ("collector", "kind"), per_rank=False,
 )  # fmt: skip
 COLLECTOR_DURATION = MetricSpec(
     "rankscope_collector_duration_seconds", "gauge", "collector", "seconds", "Time that the collector took in this scrape.",

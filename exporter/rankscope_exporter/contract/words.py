@@ -155,3 +155,5 @@ class RankLife(str, enum.Enum):
     """Stopped by a signal (state T); it will not take a step until it is continued."""
     GONE = "gone"
     """No such process, or a zombie: the flight file is what is left."""
+    UNKNOWN = "unknown"
+    """It runs in another process namespace, whose processes this one cannot see."""

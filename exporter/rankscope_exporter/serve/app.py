@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from rankscope_exporter import __version__
-from rankscope_exporter.collectors.exposition import NodeFacts, QueryError, parse_query, render
+from rankscope_exporter.collectors.exposition import CollectorFailures, NodeFacts, QueryError, parse_query, render
 from rankscope_exporter.contract import (
     CONTROL_PATH,
     HEALTH_PATH,
@@ -33,6 +33,7 @@ from rankscope_exporter.contract import (
     Mitigation,
 )
 from rankscope_exporter.flight import FlightError
+from rankscope_exporter.namespaces import PROC
 from rankscope_exporter.serve.access import MAY_READ, AccessCheck
 from rankscope_exporter.serve.connections import Connections
 from rankscope_exporter.serve.control import command_word, mitigation_named, ranks_of, refusal
@@ -41,7 +42,6 @@ from rankscope_exporter.serve.hosts import HostCheck, own_names
 from rankscope_exporter.serve.limits import Limits
 from rankscope_exporter.serve.node import Clock, Node
 from rankscope_exporter.serve.private import Renewed
-from rankscope_exporter.serve.process import PROC
 from rankscope_exporter.serve.ras import NcclWatch
 from rankscope_exporter.serve.ras_address import parse_addresses
 from rankscope_exporter.serve.rates import Rates
@@ -193,6 +193,7 @@ class _Handlers:
         self._renewals = renewals
         self._nccl = nccl
         self._body_seconds = body_seconds
+        self._failures = CollectorFailures()
 
     @property
     def _control(self) -> bool:
@@ -208,7 +209,7 @@ class _Handlers:
         facts = NodeFacts(
             self._node.name, str(self._node.directory), self._control, len(reading.unreadable), self._nccl.views()
         )
-        body, media_type = render(reading.ranks, facts, query, request.headers.get("accept", ""))
+        body, media_type = render(reading.ranks, facts, query, request.headers.get("accept", ""), self._failures)
         return Response(body, headers={"content-type": media_type})
 
     async def ranks(self, request: Request) -> Response:

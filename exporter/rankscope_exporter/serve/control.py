@@ -42,6 +42,8 @@ def refusal(command: ControlCommand, mitigation: Mitigation, ranks: Sequence[Ran
         return f"no rank of engine {command.engine!r} has a flight file on this node: GET /v1/ranks lists the engines"
     for rank in ranks:
         name = _name(rank)
+        if rank.life is RankLife.UNKNOWN:
+            return f"whether {name} runs is unknown: let this exporter share the process namespace of vLLM"
         if rank.life is not RankLife.RUNNING:
             return f"{name} is {rank.life.value}: all ranks must run, or they could not act at the same step"
         state = state_of(rank, mitigation)

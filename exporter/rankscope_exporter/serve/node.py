@@ -22,9 +22,10 @@ from rankscope_exporter.contract import (
     Unreadable,
 )
 from rankscope_exporter.flight import FlightError, FlightFile
+from rankscope_exporter.namespaces import PROC, is_foreign, read_pid_namespace
 from rankscope_exporter.retention import remove_expired
 from rankscope_exporter.serve.files import FlightFiles, OpenFile
-from rankscope_exporter.serve.process import PROC, read_life
+from rankscope_exporter.serve.process import read_life
 from rankscope_exporter.serve.steps import RankSteps, assemble
 
 logger = logging.getLogger("rankscope.exporter")
@@ -61,7 +62,9 @@ class Node:
         self.name = socket.gethostname() if name is None else name
         self._files = FlightFiles(directory)
         self._proc = proc
+        self._namespace = read_pid_namespace(proc)
         self._told: set[tuple[str, str]] = set()
+        self._foreign: set[str] = set()
 
     def close(self) -> None:
         """
@@ -84,10 +87,25 @@ class Node:
             except (FlightError, ValueError) as error:  # noqa: PERF203  # one bad file must not hide the others
                 answer.unreadable.append(Unreadable(path=str(file.flight.path), reason=str(error)))
         self._tell(answer.unreadable)
+        self._tell_foreign({rank.key for rank in answer.ranks if rank.life is RankLife.UNKNOWN})
         return answer
 
     def _life(self, file: OpenFile) -> RankLife:
+        if is_foreign(file.identity.pid_namespace, self._namespace):
+            return RankLife.UNKNOWN
         return read_life(file.flight.pid, file.flight.process_start_ticks, self._proc)
+
+    def _tell_foreign(self, keys: set[str]) -> None:
+        """
+        Log once of each rank whose process cannot be seen from here.
+        """
+        for key in sorted(keys - self._foreign):
+            logger.warning(
+                "%s: whether its process lives is unknown, as it has another process namespace than this exporter; let them share one "
+                '(Kubernetes: shareProcessNamespace: true; Compose: pid: "service:vllm")',
+                key,
+            )
+        self._foreign = keys
 
     def _tell(self, unreadable: list[Unreadable]) -> None:
         """
@@ -208,5 +226,8 @@ def rank_report(rank: RankReading) -> RankReport:
         in_flight_seconds=rank.in_flight_seconds,
         last_activity_seconds=rank.last_activity_seconds,
         faults=rank.faults,
+        detail=rank.detail,
+        failure=rank.failure if rank.failed else None,
+        device=rank.device if rank.device is not None and rank.device.samples else None,
         started_unix=rank.created_unix,
     )

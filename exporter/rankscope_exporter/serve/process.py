@@ -5,8 +5,8 @@ What `/proc` tells of a rank's process.
 from pathlib import Path
 
 from rankscope_exporter.contract.words import RankLife
+from rankscope_exporter.namespaces import PROC
 
-PROC = Path("/proc")
 _STATE, _START = 0, 19
 """
 Positions of process state and start time in `/proc/PID/stat`, counted after the command name.

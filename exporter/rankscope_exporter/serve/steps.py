@@ -23,7 +23,7 @@ Records that each rank may have in an answer, however many ranks there are.
 """
 OVERLAP = 8
 """
-A record that is this far behind its rank's step and still not done will not be: its step ended in an error.
+A record that is this far behind its rank's step and still neither done nor failed will not be any more.
 """
 
 
@@ -44,7 +44,8 @@ def settled_step(records: npt.NDArray[np.void], after: int, last_step: int) -> i
     """
     if not len(records):
         return after
-    unsettled = records["step"][(records["phase"] < Phase.DONE) & (records["step"] + OVERLAP > last_step)]
+    ended = (records["phase"] == Phase.DONE) | (records["failed"] > 0)
+    unsettled = records["step"][~ended & (records["step"] + OVERLAP > last_step)]
     return max(after, int(unsettled[0]) - 1 if len(unsettled) else int(records["step"][-1]))
 
 

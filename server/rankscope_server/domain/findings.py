@@ -393,6 +393,11 @@ def _unseen(rank: RankFacts) -> Iterator[str]:
         first = off[0]
         more = f" (and {len(off) - 1} more)" if len(off) > 1 else ""
         yield f"hook {first.hook} of {rank.label} is {first.state.value}{more}: {first.reason or 'no reason given'}"
+    if rank.report.life is RankLife.UNKNOWN:
+        yield (
+            f"whether {rank.label} lives is unknown: let its exporter share vLLM's process namespace "
+            '(Kubernetes: shareProcessNamespace: true; Compose: pid: "service:vllm")'
+        )
     if identity.pp_size < 2 or identity.spec_tokens == 0:
         return  # nothing of what is watched here can happen
     if identity.runner != "V1":

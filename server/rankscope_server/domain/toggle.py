@@ -104,6 +104,9 @@ def refuse_delivery(engine: EngineFacts, memory: EngineMemory, now: Moment) -> s
         return "the engine is wedged: no rank takes another step, so none would act; restart vLLM, then turn it on"
     if memory.has(FindingKind.STALLED):
         return "no rank takes a step at present, so none would act; see the finding first"
+    unseen = [rank for rank in engine.ranks if rank.report.life is RankLife.UNKNOWN]
+    if unseen:
+        return f"whether {joined(r.label for r in unseen)} {'run' if len(unseen) > 1 else 'runs'} is unknown: let the exporter share vLLM's process namespace"
     lifeless = [rank for rank in engine.ranks if rank.report.life is not RankLife.RUNNING]
     if lifeless:
         return f"{joined(r.label for r in lifeless)} {'are' if len(lifeless) > 1 else 'is'} {lifeless[0].report.life.value}: a toggle needs every rank"

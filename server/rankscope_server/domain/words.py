@@ -41,6 +41,8 @@ def last_did(rank: RankFacts, peers: tuple[RankFacts, ...], now: Moment) -> str:
         return f"{sentence}; then its process ended"
     if rank.report.life is RankLife.STOPPED:
         return f"{sentence}; its process is stopped by a signal"
+    if rank.report.life is RankLife.UNKNOWN:
+        return f"{sentence}; whether its process lives is unknown"
     return f"{sentence} ({seconds(age)})" if frozen else sentence
 
 
