@@ -12,6 +12,7 @@ from typing import Any
 from rankscope_exporter import __version__
 from rankscope_exporter.contract.http import RankIdentity
 from rankscope_exporter.contract.words import RequestIds
+from rankscope_exporter.namespaces import read_pid_namespace
 
 
 def read_identity(
@@ -54,6 +55,7 @@ def read_identity(
         spec_tokens=int(getattr(speculative, "num_speculative_tokens", 0) or 0),
         exporter_version=__version__,
         request_ids=request_ids,
+        pid_namespace=read_pid_namespace(),
     )
 
 

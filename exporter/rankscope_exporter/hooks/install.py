@@ -101,7 +101,7 @@ class Installation:
         """
         points = targets.points_of(self.runner)
         reports = [targets.probe(self.runner, point) for point in points]
-        identity = self.identity
+        identity = self.identity = self.identity.model_copy(update={"completes": completes or self._asks_events()})
         self.flight = FlightWriter(
             Path(self._settings.flight_dir),
             flight_name(identity),
@@ -134,6 +134,13 @@ class Installation:
             if point.name in usable:
                 self._put(point, made[point.name])
         self.publish()
+
+    def _asks_events(self) -> bool:
+        """
+        Whether the recorder comes to know of completed collectives by events: those of V2's receives.
+        """
+        receives = self.identity.pp_rank < self.identity.pp_size - 1
+        return receives and targets.is_v2(self.runner) and getattr(self.runner, "pp_handler", None) is not None
 
     def _record_v2(self, flight: FlightWriter, control: Control, options: RecorderOptions) -> V2Recorder:
         handler = getattr(self.runner, "pp_handler", None)
