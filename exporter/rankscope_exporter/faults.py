@@ -16,6 +16,10 @@ KINDS = 4
 """
 Classes of errors that are told apart per hook.
 """
+KIND_LENGTH = 64
+"""
+Most characters of a class's name: the report has a fixed size.
+"""
 
 logger = logging.getLogger(LOGGER)
 
@@ -47,7 +51,7 @@ class Faults:
         try:
             self.total += 1
             kinds = self.kinds.setdefault(hook, {})
-            kind = type(error).__name__
+            kind = type(error).__name__[:KIND_LENGTH]
             kind = kind if kind in kinds or len(kinds) < KINDS else "other"
             kinds[kind] = kinds.get(kind, 0) + 1
             count = self.count(hook)
@@ -58,8 +62,9 @@ class Faults:
                     exc_info=error,
                 )
             if count == self._limit:
-                reason = f"failed {count} times, last with {type(error).__name__}: {error}"
+                # Not the error's text: it may quote a request id, and the report goes where ids may not be shown.
+                reason = f"failed {count} times, last with {type(error).__name__[:KIND_LENGTH]}; vLLM's log has the traceback of the first"
                 logger.error("rankscope: hook %s took itself out: %s", hook, reason)
-                self._remove(hook, reason[:200])
+                self._remove(hook, reason)
         except Exception:  # noqa: BLE001, S110  there is nobody left to tell
             pass

@@ -6,6 +6,7 @@ imported for it. All probes come first; then what can be hooked is hooked, and w
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from rankscope_exporter.faults import LOGGER, Faults
 from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter
 from rankscope_exporter.hooks import targets, wrappers
-from rankscope_exporter.hooks.wiring import wire_v1, wire_v2
+from rankscope_exporter.hooks.wiring import Make, wire_v1, wire_v2
 from rankscope_exporter.identity import flight_name
 from rankscope_exporter.mitigations import trim
 from rankscope_exporter.recorder import Recorder, RecorderOptions, V1Recorder, V2Recorder
@@ -44,11 +45,19 @@ class _Place:
     Where a wrapper was put, and what lay there itself (None: the owner's class has it).
     """
 
+    point: targets.HookPoint
     owner: Any
     name: str
     before: Any
+    in_class: Any
+    """What lay in the owner's class under this name, and so is called through the wrapper; None if it is `before`."""
+    make: Make
 
 
+REASON_LENGTH = 300
+"""
+Most characters of a reason in the report.
+"""
 FAILURES_TOLD = 10
 """
 Failed steps that are written into the report; later ones are counted only.
@@ -115,6 +124,7 @@ class Installation:
             name=name_by(identity.request_ids, identity.engine),
             budget=Budget(self._settings.budget_microseconds * 1000, self._reduce),
             failed=self._failed,
+            look_around=self._follow_classes,
         )
         usable = {report.hook for report in reports if report.state == HookState.ON}
         self.hooks = {report.hook: report for report in reports}
@@ -127,12 +137,13 @@ class Installation:
             reads_mask = mask.state == HookState.ON
             v1 = V1Recorder(self.runner, self.flight, control, options, reads_mask=reads_mask)
             self.recorder, made = v1, wire_v1(self.runner, v1, self._body, self._note)
-        if "execute_model" not in usable:  # without steps, nothing else can be placed
-            self._turn_off(usable, "execute_model is not hooked, so nothing can be told from a step")
-            usable = set()
-        for point in points:
+        for point in points:  # execute_model is the first
             if point.name in usable:
-                self._put(point, made[point.name])
+                self._put_safely(point, made[point.name])
+            if "execute_model" not in self.wrappers:  # without steps, nothing else can be placed
+                usable.discard(point.name)
+                self._turn_off(usable, "execute_model is not hooked, so nothing can be told from a step")
+                break
         self.publish()
 
     def _asks_events(self) -> bool:
@@ -169,15 +180,49 @@ class Installation:
         for hook in hooks:
             self.hooks[hook] = HookReport(hook=hook, state=HookState.OFF, reason=reason)
 
-    def _put(self, point: targets.HookPoint, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def _put_safely(self, point: targets.HookPoint, make: Make) -> None:
+        """
+        Put one hook on, or report it as off: an object may refuse new attributes.
+        """
+        try:
+            self._put(point, make)
+        except Exception as error:
+            logger.warning("rankscope: hook %s could not be put on: %s unknown", point.name, point.sees, exc_info=error)
+            reason = f"could not be put on ({type(error).__name__}: {error}): {point.sees} unknown"
+            self._turn_off([point.name], reason)
+
+    def _put(self, point: targets.HookPoint, make: Make) -> None:
         found = targets.find(self.runner, point)
         if found is None:
             return
         owner, name = found.owner_object, found.attribute_name
-        wrapper = make(getattr(owner, name))
-        self._places[point.name] = _Place(owner, name, vars(owner).get(name))
-        self.wrappers[point.name] = wrapper
+        before, original = _own(owner, name), getattr(owner, name)
+        # Name, text, signature and marks of what is under it stay visible to others who look.
+        wrapper = functools.update_wrapper(make(original), original)
         setattr(owner, name, wrapper)
+        if getattr(owner, name) is not wrapper:
+            wrappers.silence(wrapper)
+            msg = f"{type(owner).__name__} keeps its own {name}"
+            raise TypeError(msg)
+        in_class = _in_class(type(owner), name) if before is None else None
+        self._places[point.name] = _Place(point, owner, name, before, in_class, make)
+        self.wrappers[point.name] = wrapper
+
+    def _follow_classes(self) -> None:
+        """
+        Hook anew what was patched in its class since: a wrapper on the instance hides that, and theirs shall run.
+
+        The wrapper that was there goes on calling what it called, as theirs may have been made from it.
+        """
+        for place in list(self._places.values()):
+            if place.in_class is None or _in_class(type(place.owner), place.name) is place.in_class:
+                continue
+            point = place.point
+            self._restore(point.name)
+            self.hooks[point.name] = report = targets.probe(self.runner, point)
+            if report.state == HookState.ON:
+                self._put_safely(point, place.make)
+            self.publish()
 
     def _body(self, hook: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """
@@ -201,7 +246,7 @@ class Installation:
             self._publish_safely()
 
     def _failed(self, step: int, phase: int, method: str, error: BaseException) -> None:
-        self.failure = StepFailure(step=step, phase=phase, method=method, kind=type(error).__name__)
+        self.failure = StepFailure(step=step, phase=phase, method=method, kind=_short(type(error).__name__))
         if self.flight is not None and self.flight.live[layout.LIVE_FAILED_STEPS] <= FAILURES_TOLD:
             self._publish_safely()
 
@@ -236,12 +281,15 @@ class Installation:
         if ours is None or place is None:
             return
         wrappers.silence(ours)  # whoever holds it, or has wrapped it, calls vLLM through it and nothing else
-        if vars(place.owner).get(place.name) is not ours:
+        if _own(place.owner, place.name) is not ours:
             return  # somebody wrapped it after us: taking ours away would take theirs
-        if place.before is None:
+        before = place.before
+        while wrappers.is_silent(before):  # of a rank in this process that was uninstalled before this one
+            before = before.__wrapped__
+        if before is None:
             delattr(place.owner, place.name)
         else:
-            setattr(place.owner, place.name, place.before)
+            setattr(place.owner, place.name, before)
 
     def uninstall(self) -> None:
         """
@@ -266,12 +314,16 @@ class Installation:
         if self.flight is None:
             return
         hooks = [
-            report.model_copy(update={"faults": self.faults.kinds.get(report.hook, {})})
+            report.model_copy(
+                update={"reason": _short(report.reason), "faults": self.faults.kinds.get(report.hook, {})}
+            )
             for report in self.hooks.values()
         ]
         report = {
             "hooks": [hook.model_dump(mode="json") for hook in hooks],
-            "mitigations": [self.fix_report.model_dump(mode="json")],
+            "mitigations": [
+                self.fix_report.model_copy(update={"reason": _short(self.fix_report.reason)}).model_dump(mode="json")
+            ],
             "failure": None if self.failure is None else self.failure.model_dump(mode="json"),
         }
         self.flight.write_report(report)
@@ -279,6 +331,30 @@ class Installation:
     def _publish_safely(self) -> None:
         with contextlib.suppress(Exception):  # nothing of ours may reach vLLM from here
             self.publish()
+
+
+def _own(owner: Any, name: str) -> Any:
+    """
+    The attribute that lies in the object itself, not in its class; None if there is none.
+    """
+    return getattr(owner, "__dict__", {}).get(name)
+
+
+def _in_class(cls: type, name: str) -> Any:
+    """
+    The attribute as it lies in `cls` or a base of it; None if there is none.
+    """
+    for base in cls.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
+
+
+def _short(text: str) -> str:
+    """
+    `text` in a size that is known: the report's area is fixed.
+    """
+    return text[:REASON_LENGTH].encode("ascii", "backslashreplace").decode()[:REASON_LENGTH]
 
 
 def install(runner: Any, identity: RankIdentity, settings: WorkerSettings, *, completes: bool = False) -> Installation:

@@ -6,7 +6,8 @@ ours to `note`, which swallows it. The variables of a wrapper other than `KEPT` 
 them, so that a wrapper that somebody else has wrapped can stay where it is and do nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CellType
 from typing import Any
 
 from rankscope_exporter.contract.words import Role
@@ -15,7 +16,7 @@ Method = Callable[..., Any]
 Note = Callable[[str, Exception], None]
 Fail = Callable[[str, BaseException], None]
 
-KEPT = frozenset({"dummy_at", "handler", "name", "note", "original", "runner", "width"})
+KEPT = frozenset({"dummy_at", "handler", "name", "original", "runner", "width"})
 """
 Variables of wrappers that `silence` leaves alone.
 """
@@ -31,9 +32,21 @@ def silence(wrapper: Any) -> None:
     """
     Turn a wrapper of this module into one that only passes calls on.
     """
-    for variable, cell in zip(wrapper.__code__.co_freevars, wrapper.__closure__, strict=True):
+    for variable, cell in _variables(wrapper):
         if variable not in KEPT:
             cell.cell_contents = _nothing
+
+
+def is_silent(function: Any) -> bool:
+    """
+    Whether `function` is a wrapper of this module that was silenced.
+    """
+    ours = getattr(function, "__globals__", None) is globals()
+    return ours and any(cell.cell_contents is _nothing for _, cell in _variables(function))
+
+
+def _variables(wrapper: Any) -> Iterator[tuple[str, CellType]]:
+    return zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True)
 
 
 def wrap_execute_model(

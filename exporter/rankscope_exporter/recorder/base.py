@@ -18,7 +18,7 @@ from rankscope_exporter.recorder.options import RecorderOptions
 
 SAMPLE_STEPS = 32
 """
-Steps between two samples of lengths into the histograms: a walk over all requests that not every step has to pay.
+Steps between two samples of lengths into the histograms, and two looks around: what not every step has to pay.
 """
 
 TRACKED = 4096
@@ -35,6 +35,7 @@ _FIELDS: Any = layout.STEP_DTYPE.fields
 _WIDTH_OFFSET, _POSTED_OFFSET, _POSTED_TOTAL_OFFSET = (_FIELDS[name][1] for name in ("width", "posted", "posted_total"))
 _SCHEDULED, _WAS_DECIDED, _FINISHED = int(Phase.SCHEDULED), int(Phase.DECIDED), int(Phase.DONE)
 _APPLIED = int(MitigationState.APPLIED)
+_LONGEST_OWN = (1 << 32) - 1
 _RING, _LIVE_STEP, _OWN_TIME_STEPS = layout.RING_OFFSET, layout.LIVE_STEP, layout.OWN_TIME_STEPS
 _now = time.monotonic_ns
 
@@ -76,7 +77,7 @@ class Recorder:
 
     __slots__ = (
         "_broadcasts", "_budget", "_capacity", "_completed", "_completes", "_control", "_detailed", "_drifting", "_expected", "_failed", "_first_drift",
-        "_flight", "_generation", "_guard", "_hash", "_last_rank", "_lengths", "_live", "_members", "_memory", "_name", "_names", "_offset", "_own", "_own_begin",
+        "_flight", "_generation", "_guard", "_hash", "_last_rank", "_lengths", "_live", "_look_around", "_members", "_memory", "_name", "_names", "_offset", "_own", "_own_begin",
         "_own_decide", "_own_steps", "_own_total", "_own_update", "_posted", "_posted_now", "_role", "_runner", "_skips", "_state", "_step", "_table_used",
         "_trimmed", "_width", "_words",
     )  # fmt: skip
@@ -96,6 +97,7 @@ class Recorder:
         self._name = options.name
         self._budget = options.budget
         self._failed = options.failed
+        self._look_around = options.look_around
         self._expected = -1
         self._members = self._names = 0
         self._step = self._hash = self._offset = 0
@@ -151,6 +153,8 @@ class Recorder:
         self._live[_LIVE_STEP] = step
         self._expected = self._expect(cached) if self._state == _APPLIED else -1
         self._offset = offset
+        if not step % SAMPLE_STEPS:
+            self._look_around()
         self._own = self._own_begin = _now() - begin_ns if not step % _OWN_TIME_STEPS else 0
 
     def _expect(self, cached: Any) -> int:  # noqa: ARG002  for runners with something to trim
@@ -280,6 +284,7 @@ class Recorder:
             self._write_table(None)
         own = self._own
         if own:
+            own = min(own, _LONGEST_OWN)  # a process that is stopped in the middle of it takes any time
             self._own_total += own
             self._record_own(own)
         _DONE(memory, offset + layout.PART_DONE_OFFSET, _now(), self._completed, self._own_total, own)

@@ -25,3 +25,5 @@ class RecorderOptions:
     budget: Budget
     failed: Callable[[int, int, str, BaseException], Any]
     """Told (step, phase, method, error) when an error of vLLM ended a step."""
+    look_around: Callable[[], Any] = lambda: None
+    """Called every few steps: whether others have changed what lies under a hook."""
