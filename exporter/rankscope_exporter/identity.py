@@ -27,20 +27,22 @@ def read_identity(
 
     parallel = vllm_config.parallel_config
     dp_size = int(getattr(parallel, "data_parallel_size", 1))
-    dp_rank = int(getattr(parallel, "data_parallel_rank", 0))
+    # Engines of a dense model are told that they are alone: only the index still says which of the replicas each one is.
+    dp_rank = int(getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0)))
     instance = str(vllm_config.instance_id)
     pp, tp = parallel_state.get_pp_group(), parallel_state.get_tp_group()
+    pcp_rank, pcp_size = _read_pcp(parallel_state)
     speculative = getattr(vllm_config, "speculative_config", None)
     scheduler = getattr(vllm_config, "scheduler_config", None)
     model = getattr(vllm_config, "model_config", None)
     asynchronous = getattr(scheduler, "async_scheduling", None)
     return RankIdentity(
-        engine=f"{instance}-dp{dp_rank}" if dp_size > 1 else instance,
+        engine=f"{instance}-dp{dp_rank}" if dp_size > 1 or dp_rank else instance,
         dp_rank=dp_rank,
         pp_rank=int(pp.rank_in_group),
-        tp_rank=int(tp.rank_in_group),
+        tp_rank=pcp_rank * int(tp.world_size) + int(tp.rank_in_group),
         pp_size=int(pp.world_size),
-        tp_size=int(tp.world_size),
+        tp_size=pcp_size * int(tp.world_size),
         dp_size=dp_size,
         global_rank=int(getattr(worker, "global_rank", getattr(worker, "rpc_rank", -1))),
         host=socket.gethostname(),
@@ -57,6 +59,17 @@ def read_identity(
         request_ids=request_ids,
         pid_namespace=read_pid_namespace(),
     )
+
+
+def _read_pcp(parallel_state: Any) -> tuple[int, int]:
+    """
+    Rank and size of the prefill context-parallel group, whose ranks share a pipeline stage as tensor ranks do, and are
+    counted with them; (0, 1) where a release has none.
+    """
+    if not hasattr(parallel_state, "get_pcp_group"):
+        return 0, 1
+    group = parallel_state.get_pcp_group()
+    return int(group.rank_in_group), int(group.world_size)
 
 
 def classify_runner(runner: Any) -> str:
