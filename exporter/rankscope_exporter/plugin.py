@@ -5,6 +5,7 @@ It patches one method of one class and returns; everything else waits until a wo
 engine core and helper processes never run more of Rankscope than this.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -52,7 +53,7 @@ def register() -> None:
 
 def attach(wrapper: Any) -> None:
     """
-    Install the hooks on the worker's model runner, which holds the installation as `_rankscope`. Never raises.
+    Install the hooks on the worker's model runner, once, which holds the installation as `_rankscope`. Never raises.
     """
     try:
         from rankscope_exporter.hooks.install import install  # noqa: PLC0415  other processes never need it
@@ -63,8 +64,12 @@ def attach(wrapper: Any) -> None:
         if not settings.enabled:
             return
         runner = wrapper.worker.model_runner
+        if getattr(runner, "_rankscope", None) is not None:
+            return
         identity = read_identity(wrapper, runner, wrapper.vllm_config, settings.request_ids)
-        runner._rankscope = install(runner, identity, settings, completes=_completes())  # noqa: SLF001
+        installation = install(runner, identity, settings, completes=_completes())
+        with contextlib.suppress(Exception):  # a runner may refuse attributes; the hooks, if any, hold it as well
+            runner._rankscope = installation  # noqa: SLF001
     except Exception as error:
         logger.warning(
             "rankscope: not installed on this worker, vLLM runs without it: this rank is blind", exc_info=error
