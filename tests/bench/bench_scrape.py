@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import figures
+import numpy as np
 
 from rankscope_exporter.collectors.exposition import NodeFacts, Query, render
 from rankscope_exporter.contract import Phase, RankIdentity
@@ -25,6 +26,24 @@ HOOKS = ("execute_model", "update_states", "guard", "broadcast", "receive", "sam
 ACCEPT = {"text": "", "openmetrics": "application/openmetrics-text;version=1.0.0"}
 
 
+def step_values(number: int, step: int, now: int) -> dict[str, int]:
+    """
+    Fields of a step of a rank that drifts; the 200th is in flight.
+    """
+    begun = {"step": step, "batch_hash": step, "begin_ns": now, "new": 1, "cached": 31, "finished": 1, "scheduled_tokens": 128, "drafting": 31}  # fmt: skip
+    state = {
+        "state_sum": 9000 + number, "scheduler_sum": 8990, "drift_sum": 10, "trimmed_total": 5, "dropped_total": 3, "state_max": 700,
+        "scheduler_max": 690, "drift_max": 3, "drifting": 4, "mitigation": 2, "lengths": 1, "queue_depth": 8, "queue_filled": 7,
+    }  # fmt: skip
+    decided = {
+        "decide_ns": now, "mask_hash": 7, "broadcasts_total": step, "posted_total": step, "requests": 32, "masked": 2, "width": 4, "guard": 1,
+        "role": 1, "mask_known": 1, "posted": 1,
+    }  # fmt: skip
+    if step == 200:
+        return begun | state | decided | {"phase": Phase.DECIDED}
+    return begun | state | decided | {"end_ns": now, "completed_total": step, "own_ns_total": step * 9000, "own_ns": 9000, "phase": Phase.DONE}  # fmt: skip
+
+
 def make_rank(directory: Path, number: int) -> FlightWriter:
     """
     A rank in the middle of step 200 that has everything a scrape can show.
@@ -33,6 +52,7 @@ def make_rank(directory: Path, number: int) -> FlightWriter:
         engine=f"engine-{number // 8:08x}", dp_rank=0, pp_rank=number % 8, tp_rank=0, pp_size=8, tp_size=1, dp_size=1, global_rank=number,
         host="node", pid=os.getpid(), model="some/model", vllm_version="0.27.1", runner="V1", runner_class="GPUModelRunner", device="cuda",
         async_scheduling=True, spec_method="eagle", spec_tokens=3, exporter_version="0.1.0",
+        completes=True,
     )  # fmt: skip
     writer = FlightWriter(directory, f"rank-{number}", identity.model_dump(mode="json"), capacity=256)
     report = {
@@ -48,20 +68,16 @@ def make_rank(directory: Path, number: int) -> FlightWriter:
     for bucket in range(2 * layout.BUCKETS + 2):
         histograms[bucket] = 100 + bucket
     writer.live[layout.LIVE_SAMPLES] = 6
+    for word in range(layout.OWN_BUCKETS + 1):
+        writer.own[word] = 10 + word
+    layout.DEVICE.pack_into(writer.device, 0, 2, 64, 3, 192, time.monotonic_ns(), 9000, 8990, 31, 0, 0, 0)
     for step in range(1, 201):
         now = time.monotonic_ns()
+        record = np.zeros((), layout.STEP_DTYPE)
+        for name, value in step_values(number, step, now).items():
+            record[name] = value
         offset = layout.RING_OFFSET + step * layout.STEP_DTYPE.itemsize
-        phase = Phase.DECIDED if step == 200 else Phase.DONE
-        layout.PART_BEGUN.pack_into(writer.memory, offset, step, step, now, 1, 31, 1, 128, 31, 1)
-        layout.PART_STATE.pack_into(
-            writer.memory, offset + layout.PART_STATE_OFFSET, 9000 + number, 8990, 10, 5, 700, 690, 3, 4, 2, 1
-        )
-        layout.PART_DECIDED.pack_into(
-            writer.memory, offset + layout.PART_DECIDED_OFFSET, now, 7, step, 0, step, 32, 2, 4, 1, 1, 1
-        )
-        if phase is Phase.DONE:
-            layout.PART_DONE.pack_into(writer.memory, offset + layout.PART_DONE_OFFSET, now, step, step * 9000, 9000)
-        writer.memory[offset + layout.PHASE_OFFSET] = phase
+        writer.memory[offset : offset + layout.STEP_DTYPE.itemsize] = record.tobytes()
         writer.live[layout.LIVE_STEP] = step
     return writer
 
