@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankscope_exporter import __version__
+from rankscope_exporter.commands import parsers
 from rankscope_exporter.serve import signals
 
 EPILOG = """\
@@ -21,6 +22,7 @@ Every flag can be given in the environment instead: --flight-dir as RANKSCOPE_FL
   rankscope-exporter serve                               serve the flight files of this node
   rankscope-exporter run -- vllm serve MODEL ...         start vLLM and serve beside it
   rankscope-exporter doctor                              can this vLLM be seen, and is its trim fix available?
+  rankscope-exporter dump|copy|tail                      look into flight files, keep them, follow them
 """
 _FLAGS = (
     "flight_dir", "host", "port", "retention_seconds", "allowed_hosts", "read_token_file", "control_token_file", "tls_cert_file", "tls_key_file",
@@ -148,6 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
 
+    parsers.add_commands(commands)
     commands.add_parser(
         "simulate", help="start simulated engines, without vLLM (`simulate --help` for more)", add_help=False
     )
@@ -169,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     if options.command == "doctor":
         return _doctor(as_json=options.json)
+    if options.command in parsers.COMMANDS:
+        return parsers.run(options)
     if options.command == "metrics-doc":
         from rankscope_exporter.contract.metrics import markdown  # noqa: PLC0415
 

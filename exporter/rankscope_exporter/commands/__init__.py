@@ -1,0 +1,3 @@
+"""
+The commands that look into flight files: `dump`, `copy` and `tail`.
+"""
