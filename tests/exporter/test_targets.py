@@ -15,6 +15,7 @@ from rankscope_exporter.hooks.widths import Width, WidthRule, width_rule
 ALTERATIONS = {
     "V1": [
         Alteration("an async method", "    def sample_tokens", "    async def sample_tokens"),
+        Alteration("an async method under a decorator", "    def execute_model", "    async def execute_model"),
         Alteration("another parameter", "_update_states(self, scheduler_output)", "_update_states(self, sched)"),
         Alteration("no guard", "_is_all_reqs_chunked_prefill", "_is_all_prefill"),
         Alteration("no sender", "_pp_broadcast_prev", "_pp_send_prev"),

@@ -6,6 +6,7 @@ have. What the text alone cannot tell (a decorator from elsewhere, a base class 
 """
 
 import ast
+import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from rankscope_exporter.hooks.subjects import (
     name_owner,
     names_of,
     nested_codes,
-    stored_attributes,
+    stores_attribute,
 )
 
 Read = Callable[[str], str | None]
@@ -219,7 +220,7 @@ class SourceSubject:
         """
         Whether a method of the runner sets this attribute.
         """
-        return any(attribute in stored_attributes(each.code) for each in self._bases)
+        return any(stores_attribute(each.code, attribute) for each in self._bases)
 
     def definitions_of(self, method: str) -> Iterator[SourceMethod]:
         """
@@ -275,7 +276,7 @@ class SourceSubject:
         return self._read_entry(resolved[0], resolved[1], bound=False)
 
     def _read_entry(self, module: SourceModule, statement: ast.stmt, *, bound: bool) -> Entry:
-        if not isinstance(statement, ast.FunctionDef):
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return Entry(problem="not a plain method")
         code = module.code_of(statement)
         decorators = [_name_of(decorator) for decorator in statement.decorator_list]
@@ -291,6 +292,8 @@ class SourceSubject:
             if stand_in is not None:
                 code = found[0].code_of(stand_in)
                 break
+        if code.co_flags & inspect.CO_COROUTINE:
+            return Entry(problem="not a plain method", code=code)
         takes_self = bound and "staticmethod" not in decorators and code.co_argcount > 0
         return Entry(parameters=_parameters_of(code)[int(takes_self) :], code=code)
 
@@ -332,5 +335,5 @@ def _stand_in(decorator: ast.FunctionDef) -> ast.FunctionDef | None:
 
 def _parameters_of(code: types.CodeType) -> tuple[str, ...]:
     count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return code.co_varnames[:count]

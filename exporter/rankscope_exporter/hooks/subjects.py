@@ -6,6 +6,7 @@ cannot come to different answers about the same code. The source text has a modu
 worker needs.
 """
 
+import dis
 import enum
 import inspect
 import sys
@@ -190,7 +191,7 @@ class ClassSubject:
         Whether a method of the runner sets this attribute.
         """
         return any(
-            attribute in stored_attributes(code) for cls in self.runner_class.__mro__ for code in _codes_of_class(cls)
+            stores_attribute(code, attribute) for cls in self.runner_class.__mro__ for code in _codes_of_class(cls)
         )
 
     @cached_property
@@ -250,17 +251,15 @@ def names_of(code: types.CodeType) -> frozenset[str]:
     )
 
 
-def stored_attributes(code: types.CodeType) -> frozenset[str]:
+def stores_attribute(code: types.CodeType, attribute: str) -> bool:
     """
-    Names of the attributes that `code`, or a function in it, assigns to.
+    Whether `code`, or a function in it, assigns to an attribute of this name.
     """
-    import dis  # noqa: PLC0415  for classes and sources only, so no worker needs it
-
-    return frozenset(
-        str(step.argval)
+    return any(
+        step.opname == "STORE_ATTR" and step.argval == attribute
         for each in [code, *nested_codes(code)]
+        if attribute in each.co_names
         for step in dis.get_instructions(each)
-        if step.opname == "STORE_ATTR"
     )
 
 
@@ -288,7 +287,9 @@ def _read_entry(place: Any, name: str) -> Entry:
         return Entry(problem="not a plain method")
     value = getattr(place, name)
     code = _code_of(value)
-    if not callable(value) or inspect.isclass(value) or inspect.iscoroutinefunction(value):
+    # A decorator's plain function around an `async def` returns before anything has run.
+    waits = inspect.iscoroutinefunction(value) or (code is not None and bool(code.co_flags & inspect.CO_COROUTINE))
+    if not callable(value) or inspect.isclass(value) or waits:
         return Entry(problem="not a plain method", code=code)
     try:
         parameters = list(inspect.signature(value).parameters.values())
