@@ -124,7 +124,7 @@ class Installation:
             name=name_by(identity.request_ids, identity.engine),
             budget=Budget(self._settings.budget_microseconds * 1000, self._reduce),
             failed=self._failed,
-            look_around=self._follow_classes,
+            look_around=self._look_around,
         )
         usable = {report.hook for report in reports if report.state == HookState.ON}
         self.hooks = {report.hook: report for report in reports}
@@ -208,21 +208,21 @@ class Installation:
         self._places[point.name] = _Place(point, owner, name, before, in_class, make)
         self.wrappers[point.name] = wrapper
 
-    def _follow_classes(self) -> None:
+    def _look_around(self) -> None:
         """
-        Hook anew what was patched in its class since: a wrapper on the instance hides that, and theirs shall run.
+        See what others have done to the hooked functions since.
 
-        The wrapper that was there goes on calling what it called, as theirs may have been made from it.
+        A class that they patched after us is hidden by our wrapper on the instance: that is put on anew, around theirs.
+        The wrapper that was there goes on calling what it called, as theirs may have been made from it. A hook that
+        they took off is reported as such. There is no probe of theirs: who calls it calls it as before.
         """
-        for place in list(self._places.values()):
-            if place.in_class is None or _in_class(type(place.owner), place.name) is place.in_class:
-                continue
-            point = place.point
-            self._restore(point.name)
-            self.hooks[point.name] = report = targets.probe(self.runner, point)
-            if report.state == HookState.ON:
-                self._put_safely(point, place.make)
-            self.publish()
+        for hook, place in list(self._places.items()):
+            if _own(place.owner, place.name) is place.before:
+                self.remove(hook, "something else in this process took it off")
+            elif place.in_class is not None and _in_class(type(place.owner), place.name) is not place.in_class:
+                self._restore(hook)
+                self._put_safely(place.point, place.make)
+                self.publish()
 
     def _body(self, hook: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """

@@ -33,7 +33,7 @@ def wire_v1(runner: Any, recorder: V1Recorder, body: Body, note: w.Note) -> dict
     # Where vLLM has no guard, coming to the collective is the decision to post it.
     enter = recorder.enter if hasattr(runner, guard) else recorder.enter_unguarded
     return {
-        **_wire_step(recorder, body, note),
+        **_wire_step(runner, recorder, body, note),
         update: lambda original: w.wrap_update(update, original, body(update, recorder.update), note),
         send: lambda original: w.wrap_broadcast(send, original, body(send, enter), body(send, recorder.leave), note),
         receive: lambda original: w.wrap_v1_receive(
@@ -62,7 +62,7 @@ def wire_v2(runner: Any, recorder: V2Recorder, body: Body, note: w.Note) -> dict
     lengths = hasattr(runner.req_states, "num_computed_tokens_np")
     read = recorder.update if lengths else recorder.update_blindly
     return {
-        **_wire_step(recorder, body, note),
+        **_wire_step(runner, recorder, body, note),
         update: lambda original: w.wrap_update(update, original, body(update, read), note),
         consume: lambda original: w.wrap_consume(consume, original, body(consume, recorder.consume), note),
         send: lambda original: w.wrap_broadcast(
@@ -84,8 +84,9 @@ def wire_v2(runner: Any, recorder: V2Recorder, body: Body, note: w.Note) -> dict
     }  # fmt: skip
 
 
-def _wire_step(recorder: Recorder, body: Body, note: w.Note) -> dict[str, Make]:
+def _wire_step(runner: Any, recorder: Recorder, body: Body, note: w.Note) -> dict[str, Make]:
     execute, sample = "execute_model", "sample_tokens"
+    dummy_at = _dummy_position(getattr(runner, execute, None))
 
     def fail(name: str, error: BaseException) -> None:
         try:
@@ -96,7 +97,7 @@ def _wire_step(recorder: Recorder, body: Body, note: w.Note) -> dict[str, Make]:
     return {
         execute: lambda original: w.wrap_execute_model(
             execute, original, body(execute, recorder.begin), body(execute, recorder.end), fail, note,
-            dummy_at=_dummy_position(original),
+            dummy_at=dummy_at,
         ),
         **{
             end: partial(_wrap_end, end, end_body=body(end, recorder.end), fail=fail, note=note)
@@ -109,6 +110,12 @@ def _wrap_end(name: str, original: Method, *, end_body: Method, fail: w.Fail, no
     return w.wrap_sample_tokens(name, original, end_body, fail, note)
 
 
-def _dummy_position(execute_model: Method) -> int | None:
-    names = list(inspect.signature(execute_model).parameters)
+def _dummy_position(execute_model: Any) -> int | None:
+    """
+    Where `execute_model` takes `dummy_run` after the scheduler's output; None where it does not, or cannot be looked at.
+    """
+    try:
+        names = list(inspect.signature(execute_model).parameters)
+    except (TypeError, ValueError):
+        return None
     return names.index("dummy_run") - 1 if "dummy_run" in names else None
