@@ -206,6 +206,25 @@ def test_prometheus_takes_its_configuration() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_prometheus_takes_the_secured_example(tmp_path: Path) -> None:
+    """Prometheus finds nothing wrong with the example for exporters with token and TLS, once its files are there."""
+    promtool = need("promtool", "prometheus")
+    text = (DEPLOY / "prometheus" / "secured.yml").read_text(encoding="utf-8")
+    files = re.findall(r"_file: (/etc/prometheus/rankscope/\S+)", text)
+    assert len(files) == 4
+    for file in files:
+        (tmp_path / Path(file).name).touch()
+    (tmp_path / "secured.yml").write_text(text.replace("/etc/prometheus/rankscope", str(tmp_path)), encoding="utf-8")
+    done = subprocess.run(
+        [promtool, "check", "config", str(tmp_path / "secured.yml")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_token_is_made_once_and_taken_by_both_sides(tmp_path: Path) -> None:
     """The token's copies are equal, private and accepted by exporter and server; a second run changes nothing."""
 
