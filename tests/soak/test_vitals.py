@@ -4,6 +4,7 @@ What a soak reads of a process, and how it tells growth.
 
 import os
 import threading
+from pathlib import Path
 
 from vitals import Vitals, assess_growth, is_worker, read_vitals
 
@@ -13,15 +14,15 @@ def samples(memory_kib: list[int], descriptors: int = 5) -> list[Vitals]:
     return [Vitals(float(n), kib, kib + 1000, descriptors, 2) for n, kib in enumerate(memory_kib)]
 
 
-def test_own_vitals_are_read() -> None:
+def test_own_vitals_are_read(tmp_path: Path) -> None:
     """A process's memory, descriptors and threads are those that it has."""
-    found = read_vitals(os.getpid(), 1.0)
+    found = read_vitals(os.getpid(), 1.0, tmp_path)
     assert found is not None
     assert found.threads >= threading.active_count()  # libraries have threads of their own
     assert found.resident_kib > found.memory_kib > 1000
     reader, writer = os.pipe()
     try:
-        again = read_vitals(os.getpid(), 2.0)
+        again = read_vitals(os.getpid(), 2.0, tmp_path)
     finally:
         os.close(reader)
         os.close(writer)
@@ -29,9 +30,23 @@ def test_own_vitals_are_read() -> None:
     assert again.descriptors == found.descriptors + 2
 
 
+def test_a_descriptor_of_a_removed_file_is_a_leak(tmp_path: Path) -> None:
+    """Files that are there in the directory set apart are not counted, those removed from it are."""
+    before = read_vitals(os.getpid(), 1.0, tmp_path)
+    path = tmp_path / "rank.flight"
+    with path.open("wb"):
+        there = read_vitals(os.getpid(), 2.0, tmp_path)
+        path.unlink()
+        removed = read_vitals(os.getpid(), 3.0, tmp_path)
+    assert before is not None
+    assert there is not None
+    assert removed is not None
+    assert [there.descriptors, removed.descriptors] == [before.descriptors, before.descriptors + 1]
+
+
 def test_a_process_that_is_not_there_has_none() -> None:
     """No vitals of a pid that nobody has; and it is no rank of vLLM."""
-    assert read_vitals(2**22 + 1, 0.0) is None
+    assert read_vitals(2**22 + 1, 0.0, Path()) is None
     assert not is_worker(2**22 + 1)
     assert not is_worker(os.getpid())
 

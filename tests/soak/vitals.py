@@ -29,20 +29,29 @@ class Vitals:
     threads: int
 
 
-def read_vitals(pid: int, seconds: float) -> Vitals | None:
+def read_vitals(pid: int, seconds: float, apart: Path) -> Vitals | None:
     """
     The vitals of a process; None if there is none of that id.
+
+    Descriptors of files that are there in the directory `apart` are not counted; those of files that are not any more are.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        targets = [target for entry in Path(f"/proc/{pid}/fd").iterdir() if (target := _target(entry))]
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     if "VmRSS" not in fields:  # it is ending
         return None
     number = {name: int(fields[name].split()[0]) for name in ("RssAnon", "VmRSS", "Threads")}
+    descriptors = sum(target.parent != apart or not target.exists() for target in targets)
     return Vitals(seconds, number["RssAnon"], number["VmRSS"], descriptors, number["Threads"])
+
+
+def _target(descriptor: Path) -> Path | None:
+    with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+        return descriptor.readlink()
+    return None
 
 
 def is_worker(pid: int) -> bool:
