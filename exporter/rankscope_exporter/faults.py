@@ -24,6 +24,13 @@ Most characters of a class's name: the report has a fixed size.
 logger = logging.getLogger(LOGGER)
 
 
+def kind_of(error: BaseException) -> str:
+    """
+    The name of an error's class, in a size that is known.
+    """
+    return type(error).__name__.encode("ascii", "backslashreplace").decode()[:KIND_LENGTH]
+
+
 class Faults:
     """
     Counts errors by hook and kind; `remove(hook, reason)` is called once a hook has failed `limit` times.
@@ -51,7 +58,7 @@ class Faults:
         try:
             self.total += 1
             kinds = self.kinds.setdefault(hook, {})
-            kind = type(error).__name__[:KIND_LENGTH]
+            kind = kind_of(error)
             kind = kind if kind in kinds or len(kinds) < KINDS else "other"
             kinds[kind] = kinds.get(kind, 0) + 1
             count = self.count(hook)
@@ -63,7 +70,7 @@ class Faults:
                 )
             if count == self._limit:
                 # Not the error's text: it may quote a request id, and the report goes where ids may not be shown.
-                reason = f"failed {count} times, last with {type(error).__name__[:KIND_LENGTH]}; vLLM's log has the traceback of the first"
+                reason = f"failed {count} times, last with {kind_of(error)}; vLLM's log has the traceback of the first"
                 logger.error("rankscope: hook %s took itself out: %s", hook, reason)
                 self._remove(hook, reason)
         except Exception:  # noqa: BLE001, S110  there is nobody left to tell

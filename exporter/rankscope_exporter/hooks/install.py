@@ -16,7 +16,7 @@ from typing import Any
 from rankscope_exporter.contract.http import HookReport, MitigationReport, RankIdentity, StepFailure
 from rankscope_exporter.contract.words import Detail, HookState, MitigationState
 from rankscope_exporter.control import Control
-from rankscope_exporter.faults import LOGGER, Faults
+from rankscope_exporter.faults import LOGGER, Faults, kind_of
 from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter
 from rankscope_exporter.hooks import targets, wrappers
@@ -246,7 +246,7 @@ class Installation:
             self._publish_safely()
 
     def _failed(self, step: int, phase: int, method: str, error: BaseException) -> None:
-        self.failure = StepFailure(step=step, phase=phase, method=method, kind=_short(type(error).__name__))
+        self.failure = StepFailure(step=step, phase=phase, method=method, kind=kind_of(error))
         if self.flight is not None and self.flight.live[layout.LIVE_FAILED_STEPS] <= FAILURES_TOLD:
             self._publish_safely()
 
