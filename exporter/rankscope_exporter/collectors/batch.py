@@ -11,6 +11,8 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Guard
 from rankscope_exporter.contract import metrics as m
 
+_NONE = int(Guard.NONE)
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -24,6 +26,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
             out.add(m.SCHEDULED_TOKENS, rank, int(begun["scheduled_tokens"]))
             out.add(m.SPECULATIVE, rank, int(begun["drafting"]))
         decided = rank.parts.decided
-        if decided is not None and decided["guard"] != Guard.NONE:
+        if decided is not None and decided["guard"] != _NONE:
             out.add(m.BATCH_REQUESTS, rank, int(decided["requests"]))
     return out

@@ -20,6 +20,10 @@ Hooks that a release may lack without anything being missed.
 """
 REASONS = ("hook off", "hook absent", "hook removed", "unknown code", "over budget", "life unknown")
 
+# Members of an enumeration are slow to get from it, and there may be hundreds of hooks.
+_ON, _ABSENT, _UNKNOWN_CODE = HookState.ON, HookState.ABSENT, MitigationState.UNKNOWN_CODE
+_FULL, _UNKNOWN = Detail.FULL, RankLife.UNKNOWN
+
 
 def assess_blindness(rank: RankReading) -> frozenset[str]:
     """
@@ -27,18 +31,16 @@ def assess_blindness(rank: RankReading) -> frozenset[str]:
     """
     reasons = set()
     for hook in rank.hooks:
-        if hook.state is HookState.OFF:
-            reasons.add("hook off")
-        elif hook.state is HookState.REMOVED:
-            reasons.add("hook removed")
+        if hook.state is _ON:
+            continue
         # With one pipeline rank there is no exchange, so that nothing is missed of it.
-        elif hook.state is HookState.ABSENT and hook.hook not in OPTIONAL and rank.identity.pp_size > 1:
-            reasons.add("hook absent")
-    if rank.identity.runner == "unknown" or any(r.state is MitigationState.UNKNOWN_CODE for r in rank.mitigations):
+        if hook.state is not _ABSENT or (hook.hook not in OPTIONAL and rank.identity.pp_size > 1):
+            reasons.add(f"hook {hook.state.value}")
+    if rank.identity.runner == "unknown" or any(r.state is _UNKNOWN_CODE for r in rank.mitigations):
         reasons.add("unknown code")
-    if rank.detail is not Detail.FULL:
+    if rank.detail is not _FULL:
         reasons.add("over budget")
-    if rank.life is RankLife.UNKNOWN:
+    if rank.life is _UNKNOWN:
         reasons.add("life unknown")
     return frozenset(reasons)
 
@@ -50,6 +52,5 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     out = Families()
     for rank in ranks:
         found = assess_blindness(rank)
-        for reason in REASONS:
-            out.add(m.BLIND, rank, reason in found, reason=reason)
+        out.add_states(m.BLIND, rank.labels, "reason", REASONS, found)
     return out

@@ -11,6 +11,9 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Guard, Role
 from rankscope_exporter.contract import metrics as m
 
+_NONE = int(Guard.NONE)
+_ROLES = {int(role): role.name.lower() for role in (Role.SENDER, Role.RECEIVER)}
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -21,13 +24,12 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
         state, decided, done = rank.parts.state, rank.parts.decided, rank.parts.done
         if decided is not None:
             out.add(m.COLLECTIVES_POSTED, rank, int(decided["posted_total"]))
-            if decided["guard"] != Guard.NONE:
+            if decided["guard"] != _NONE:
                 out.add(m.STEP_POSTED, rank, int(decided["posted"]))
             if width := int(decided["width"]):
                 out.add(m.COLLECTIVE_WIDTH, rank, width)
-            for role in (Role.SENDER, Role.RECEIVER):
-                if decided["role"] == role:
-                    out.add(m.COLLECTIVE_ROLE, rank, 1, role=role.name.lower())
+            if (role := _ROLES.get(int(decided["role"]))) is not None:
+                out.add(m.COLLECTIVE_ROLE, rank, 1, role=role)
         if done is not None and rank.identity.completes:
             out.add(m.COLLECTIVES_COMPLETED, rank, int(done["completed_total"]))
         if state is not None and (slots := int(state["queue_depth"])):

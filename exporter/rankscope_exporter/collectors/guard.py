@@ -11,7 +11,7 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Guard
 from rankscope_exporter.contract import metrics as m
 
-_GUARDS = tuple((int(guard), guard.name.lower()) for guard in Guard)
+_GUARDS = tuple(guard.name.lower() for guard in Guard)
 
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
@@ -23,7 +23,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
         if (decided := rank.parts.decided) is not None:
             out.add(m.GUARD_BROADCASTS, rank, int(decided["broadcasts_total"]))
             out.add(m.GUARD_SKIPS, rank, int(decided["skips_total"]))
-            last = int(decided["guard"])
-            for guard, name in _GUARDS:
-                out.add(m.GUARD_LAST, rank, guard == last, decision=name)
+            last = _GUARDS[int(decided["guard"])] if decided["guard"] < len(_GUARDS) else ""
+            out.add_states(m.GUARD_LAST, rank.labels, "decision", _GUARDS, (last,))
     return out

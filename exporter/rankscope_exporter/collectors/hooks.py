@@ -11,6 +11,8 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import HookState
 from rankscope_exporter.contract import metrics as m
 
+_ON = HookState.ON
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -19,9 +21,7 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     out = Families()
     for rank in ranks:
         for hook in rank.hooks:
-            out.add(
-                m.HOOK_ON, rank, hook.state is HookState.ON, hook=hook.hook, state=hook.state.value, reason=hook.reason
-            )
+            out.add(m.HOOK_ON, rank, hook.state is _ON, hook=hook.hook, state=hook.state.value, reason=hook.reason)
             for kind, count in hook.faults.items():
                 out.add(m.HOOK_FAULTS, rank, count, hook=hook.hook, kind=kind)
     return out

@@ -15,12 +15,13 @@ class Labels(dict[str, str]):
     A rank's labels stay the same from scrape to scrape, and so do those with one more label that are made from them.
     """
 
-    __slots__ = ("_derived", "text")
+    __slots__ = ("_derived", "_series", "text")
 
     def __init__(self, labels: dict[str, str]) -> None:
         super().__init__(labels)
         self.text = label_text(labels)
         self._derived: dict[tuple[tuple[str, str], ...], Labels] = {}
+        self._series: dict[tuple[str, tuple[str, ...]], tuple[Labels, ...]] = {}
 
     def more(self, **labels: str) -> "Labels":
         """
@@ -33,6 +34,15 @@ class Labels(dict[str, str]):
                 self._derived.clear()
             derived = self._derived[key] = Labels({**self, **labels})
         return derived
+
+    def each(self, name: str, values: tuple[str, ...]) -> "tuple[Labels, ...]":
+        """
+        These labels and one more, for each of `values`, which are the same from scrape to scrape.
+        """
+        series = self._series.get((name, values))
+        if series is None:
+            series = self._series[name, values] = tuple(self.more(**{name: value}) for value in values)
+        return series
 
 
 def label_text(labels: dict[str, str]) -> str:

@@ -6,19 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import Metric
 
-from rankscope_exporter.collectors.families import Families
+from rankscope_exporter.collectors.families import Bounds, Families
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Lengths
 from rankscope_exporter.contract import metrics as m
 from rankscope_exporter.flight.layout import BUCKET_BOUNDS
 
-BUCKETS: tuple[tuple[str, int], ...] = tuple(
-    ("+Inf" if bound == float("inf") else str(bound), index)
-    for index, bound in enumerate(BUCKET_BOUNDS)
-    if bound in {0.0, float("inf")} or (bound >= 4 and index % 2)
+BUCKETS = Bounds.choose(
+    BUCKET_BOUNDS,
+    [i for i, bound in enumerate(BUCKET_BOUNDS) if bound in {0.0, float("inf")} or (bound >= 4 and i % 2)],
 )
 """
-Bounds that are served, with their bucket in the flight file: 0, then powers of four, then infinity. The file is finer;
+Bounds that are served: 0, then powers of four, then infinity. The file is finer;
 twice the samples in each scrape would buy nothing that a query asks for.
 """
 

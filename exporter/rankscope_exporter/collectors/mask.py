@@ -11,6 +11,8 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Guard
 from rankscope_exporter.contract import metrics as m
 
+_NONE = int(Guard.NONE)
+
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
@@ -19,7 +21,7 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     out = Families()
     for rank in ranks:
         decided = rank.parts.decided
-        if decided is None or decided["guard"] == Guard.NONE:
+        if decided is None or decided["guard"] == _NONE:
             continue
         known = bool(decided["mask_known"])
         out.add(m.MASK_KNOWN, rank, known)

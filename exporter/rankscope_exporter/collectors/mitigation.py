@@ -11,7 +11,8 @@ from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Lengths, MitigationState
 from rankscope_exporter.contract import metrics as m
 
-_STATES = tuple((state, state.label) for state in MitigationState)
+_STATES = tuple(state.label for state in MitigationState)
+_OUTPUT_TOKENS = int(Lengths.OUTPUT_TOKENS)
 
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
@@ -21,8 +22,8 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     out = Families()
     for rank in ranks:
         for report in rank.mitigations:
-            for state, name in _STATES:
-                out.add(m.MITIGATION_STATE, rank, state is report.state, mitigation=report.mitigation, state=name)
+            labels = rank.labels.more(mitigation=report.mitigation)
+            out.add_states(m.MITIGATION_STATE, labels, "state", _STATES, (_STATES[report.state],))
         control = rank.control
         out.add(m.CONTROL_REQUESTED, rank, control.requested_generation)
         out.add(m.CONTROL_OBSERVED, rank, control.observed_generation)
@@ -32,6 +33,6 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
             out.add(m.CONTROL_EFFECTIVE, rank, control.effective_step)
         if control.acted_step:
             out.add(m.CONTROL_ACTED, rank, control.acted_step)
-        if (state_part := rank.measured) is not None and state_part["lengths"] == Lengths.OUTPUT_TOKENS:
+        if (state_part := rank.measured) is not None and state_part["lengths"] == _OUTPUT_TOKENS:
             out.add(m.TRIMMED_TOKENS, rank, int(state_part["trimmed_total"]))
     return out

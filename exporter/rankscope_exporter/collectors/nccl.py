@@ -14,7 +14,6 @@ from prometheus_client import Metric
 from rankscope_exporter.collectors.families import Families
 from rankscope_exporter.collectors.labels import Labels
 from rankscope_exporter.contract import metrics as m
-from rankscope_exporter.contract.metrics import MetricSpec
 
 EQUAL, MISMATCH, FROZEN_MISMATCH, INCOMPLETE, ERROR = "equal", "mismatch", "frozen mismatch", "incomplete", "error"
 STATES = (EQUAL, MISMATCH, FROZEN_MISMATCH, INCOMPLETE, ERROR)
@@ -181,15 +180,11 @@ def _communicator(out: Families, address: str, seen: SeenCommunicator) -> None:
     for rank in communicator.ranks:
         who = _rank_labels(address, communicator.id, rank.rank, rank.host, rank.pid, rank.cuda_device)
         for collective, count in rank.counts.items():
-            _add(out, m.NCCL_COLLECTIVES, who.more(collective=collective), count)
+            out.add_labels(m.NCCL_COLLECTIVES, who.more(collective=collective), count)
         if rank.state is not None:
-            _add(out, m.NCCL_RANK_STATE, who.more(state=rank.state), 1)
+            out.add_labels(m.NCCL_RANK_STATE, who.more(state=rank.state), 1)
         for kind, result in rank.errors:
-            _add(out, m.NCCL_RANK_ERROR, who.more(kind=kind, result=result), 1)
-
-
-def _add(out: Families, spec: MetricSpec, labels: Labels, value: float) -> None:
-    out.family(spec).add_sample(spec.name, labels, value)
+            out.add_labels(m.NCCL_RANK_ERROR, who.more(kind=kind, result=result), 1)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)

@@ -6,20 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import Metric
 
-from rankscope_exporter.collectors.families import Families
+from rankscope_exporter.collectors.families import Bounds, Families
 from rankscope_exporter.collectors.reading import RankReading
 from rankscope_exporter.contract import Detail
 from rankscope_exporter.contract import metrics as m
 from rankscope_exporter.flight.layout import OWN_BOUNDS
 
-BUCKETS: tuple[tuple[str, int], ...] = tuple(
-    ("+Inf" if bound == float("inf") else str(bound), index) for index, bound in enumerate(OWN_BOUNDS) if index % 2
-)
+BUCKETS = Bounds.choose(OWN_BOUNDS, range(1, len(OWN_BOUNDS), 2))
 """
-Bounds that are served, with their bucket in the flight file: 2 microseconds, then powers of four of it, then infinity.
+Bounds that are served: 2 microseconds, then powers of four of it, then infinity.
 """
 
-_LEVELS = tuple((level, level.name.lower()) for level in Detail)
+_LEVELS = tuple(level.name.lower() for level in Detail)
 
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
@@ -29,8 +27,7 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     out = Families()
     for rank in ranks:
         out.add(m.FAULTS, rank, rank.faults)
-        for level, name in _LEVELS:
-            out.add(m.DETAIL, rank, level is rank.detail, level=name)
+        out.add_states(m.DETAIL, rank.labels, "level", _LEVELS, (_LEVELS[rank.detail],))
         if any((own := rank.own_time).steps):
             out.add_histogram(m.OWN_TIME, rank, BUCKETS, own.steps, own.seconds)
     return out

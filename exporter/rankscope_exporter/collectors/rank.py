@@ -12,7 +12,7 @@ from rankscope_exporter.contract import Phase, RankLife
 from rankscope_exporter.contract import metrics as m
 
 _WRITING = Phase.WRITING
-_LIVES = tuple((life, life.value) for life in RankLife)
+_LIVES = tuple(life.value for life in RankLife)
 
 
 def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
@@ -21,9 +21,8 @@ def collect(ranks: Sequence[RankReading]) -> Iterable[Metric]:
     """
     out = Families()
     for rank in ranks:
-        out.family(m.RANK_INFO).add_sample(m.RANK_INFO.name, rank.info, 1)
-        for life, name in _LIVES:
-            out.add(m.RANK_LIFE, rank, life is rank.life, life=name)
+        out.add_labels(m.RANK_INFO, rank.info, 1)
+        out.add_states(m.RANK_LIFE, rank.labels, "life", _LIVES, (rank.life.value,))
         out.add(m.RANK_STARTED, rank, rank.created_unix)
         out.add(m.STEPS, rank, rank.step)
         if (phase := rank.phase) is not _WRITING:

@@ -33,6 +33,9 @@ How many of the newest records are looked at for the newest one that has each pa
 the last one is done, or in flight after one that is done.
 """
 
+_PHASES = tuple(Phase)
+_DONE = int(Phase.DONE)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -91,7 +94,7 @@ class RankReading:
     @property
     def phase(self) -> Phase:
         """How far the rank has come in its last step."""
-        return Phase.WRITING if (last := self.last) is None else Phase(int(last["phase"]))
+        return _PHASES[0 if (last := self.last) is None else int(last["phase"])]
 
     @property
     def failed(self) -> bool:
@@ -102,7 +105,7 @@ class RankReading:
     def in_flight(self) -> bool:
         """Whether its last step is in flight: it is neither done nor failed."""
         last = self.last
-        return last is not None and bool(last["phase"] != Phase.DONE) and not self.failed
+        return last is not None and bool(last["phase"] != _DONE) and not self.failed
 
     @property
     def in_flight_seconds(self) -> float | None:
@@ -154,7 +157,7 @@ def newest_parts(records: npt.NDArray[np.void]) -> Parts:
         while reached < phases[index]:
             found[reached] = records[index]
             reached += 1
-        if reached == Phase.DONE:
+        if reached == _DONE:
             break
     return Parts(*found)
 
@@ -200,13 +203,12 @@ def mitigation_reports(reports: tuple[MitigationReport, ...], control: Control) 
     )
 
 
-def last_failure(file: FlightFile, reported: StepFailure | None) -> StepFailure | None:
+def last_failure(file: FlightFile, step: int, reported: StepFailure | None) -> StepFailure | None:
     """
-    The last step that an error of vLLM ended; None if there was none.
+    How `step` failed, the last one that an error of vLLM ended; None if it is 0, as there was none.
 
     A rank says of its first failures how they came about. Of later ones only step and phase are known.
     """
-    step = file.failed_steps()[1]
     if not step or (reported is not None and reported.step == step):
         return reported if step else None
     records = file.records(after=step - 1)
@@ -296,6 +298,7 @@ def read_rank(file: FlightFile, memo: RankMemo, life: RankLife, *, monotonic_ns:
     """
     control = file.control()
     reports = memo.reports(file)
+    failed_steps, failed_step = file.failed_steps()
     return RankReading(
         key=file.key,
         identity=memo.identity,
@@ -312,8 +315,8 @@ def read_rank(file: FlightFile, memo: RankMemo, life: RankLife, *, monotonic_ns:
         own_time=file.own_time(),
         device=device_lengths(file, monotonic_ns),
         detail=file.detail(),
-        failed_steps=file.failed_steps()[0],
-        failure=last_failure(file, reports.failure),
+        failed_steps=failed_steps,
+        failure=last_failure(file, failed_step, reports.failure),
         faults=file.faults(),
         monotonic_ns=monotonic_ns,
         unix=unix,
