@@ -4,6 +4,8 @@ The flight file under every interleaving and damage that hypothesis can think of
 
 import contextlib
 import functools
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope_exporter.contract import Phase
-from rankscope_exporter.flight import FlightError, FlightFile, layout
+from rankscope_exporter.flight import FlightError, FlightFile, FlightVersionError, layout, whole_copy
+from rankscope_exporter.flight.reader import MAX_RING_CAPACITY
 from rankscope_exporter.flight.source import FlightSource
 from rankscope_exporter.flight.writer import FlightWriter
 
 CAPACITY = 64
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_part(writer: FlightWriter, step: int, phase: int) -> None:
@@ -144,18 +147,7 @@ def test_damage_is_an_error_or_a_readable_file(tmp_path: Path, damage: list[tupl
     except FlightError:
         return
     with flight:
-        records = flight.records()
-        assert len(records) <= CAPACITY
-        assert list(records["step"]) == sorted(set(map(int, records["step"])))
-        for read in (flight.identity, flight.report):
-            with contextlib.suppress(FlightError):
-                assert isinstance(read(), dict)
-        with contextlib.suppress(FlightError):
-            drifting, rows = flight.requests()
-            assert drifting >= 0
-            assert len(rows) <= layout.TABLE_CAPACITY
-        flight.control()
-        flight.histograms()
+        read_all(flight)
 
 
 @relaxed
@@ -199,3 +191,278 @@ def test_a_flight_file_is_private_and_whole(tmp_path: Path):
     assert stat.st_mode & 0o777 == 0o600
     assert stat.st_blocks * 512 >= stat.st_size
     assert [p.name for p in directory.iterdir()] == ["rank.flight"]
+
+
+def write_everything(writer: FlightWriter, n: int) -> None:
+    """
+    The `n`-th state of every area but the ring: each value follows from `n`, so that a mixture of two states shows.
+    """
+    writer.write_report({"n": n, "text": chr(97 + n % 26) * (n % 97 * 50)})
+    row = (n, n, n, n, n, n, n % 2, n % 80 + 1, chr(97 + n % 26).encode() * (n % 80 + 1))
+    writer.write_requests([row] * (n % 40), n)
+    layout.WORD.pack_into(writer.device, 0, 2 * n + 1)
+    layout.DEVICE.pack_into(writer.device, 0, 2 * n + 1, 1, n, n, n, n, n, n, n, n, n)
+    layout.WORD.pack_into(writer.device, 0, 2 * n + 2)
+    for index in range(2 * layout.BUCKETS + 2):
+        writer.lengths[index] = n
+    for index in range(layout.OWN_BUCKETS + 1):
+        writer.own[index] = n
+
+
+def read_everything(flight: FlightFile) -> None:
+    """
+    Each answer is one of the states that were written, or none.
+    """
+    with contextlib.suppress(FlightError):
+        report = flight.report()
+        n = report.get("n", -1)
+        assert n < 0 or report["text"] == chr(97 + n % 26) * (n % 97 * 50)
+    with contextlib.suppress(FlightError):
+        drifting, rows = flight.requests()
+        assert len(rows) == min(drifting % 40, layout.TABLE_CAPACITY)
+        for row in rows:
+            assert (row.step, row.drift, row.state_length) == (drifting, drifting, drifting)
+            assert row.request_id == chr(97 + drifting % 26) * (drifting % 80 + 1)
+    sample = flight.device_lengths()
+    assert sample is None or len({int(sample[name]) for name in layout.DEVICE_DTYPE.names[2:]}) == 1
+
+
+@relaxed
+@given(
+    states=st.lists(st.integers(0, 10_000), max_size=30),
+    cut=st.integers(0, layout.HOOKS_BYTES),
+    bursts=st.lists(st.integers(0, 3), max_size=30),
+)
+def test_no_area_is_invented_while_the_writer_goes_on(tmp_path: Path, states: list[int], cut: int, bursts: list[int]):
+    """Report, request table and device lengths are each of one moment, or not there, however reads and writes interleave."""
+    writer = FlightWriter(tmp_path, "rank", {"engine": "e"}, capacity=CAPACITY)
+    queue = list(states)
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            if queue:
+                write_everything(writer, queue.pop(0))
+
+    with torn(FlightFile(writer.path), [functools.partial(write, burst) for burst in bursts], cut) as flight:
+        for _ in range(3):
+            read_everything(flight)
+            assert flight.identity() == {"engine": "e"}
+    writer.path.unlink()
+
+
+@relaxed
+@given(n=st.integers(0, 10_000))
+def test_areas_at_rest_are_read_as_written(tmp_path: Path, n: int):
+    """Without a writer in the way every area is read, and holds what was written."""
+    writer = FlightWriter(tmp_path, "rank", {}, capacity=CAPACITY)
+    write_everything(writer, n)
+    with FlightFile(writer.path) as flight:
+        assert flight.report()["n"] == n
+        assert flight.requests()[0] == n
+        assert int(flight.device_lengths()["step"]) == n
+        lengths, own = flight.histograms(), flight.own_time()
+        assert (set(lengths.state), set(lengths.scheduler), lengths.state_sum, lengths.scheduler_sum) == (
+            {n},
+            {n},
+            n,
+            n,
+        )
+        assert (set(own.steps), own.seconds) == ({n}, n / 1e9)
+    writer.path.unlink()
+
+
+@functools.cache
+def whole_file() -> bytes:
+    """The bytes of a flight file with something in every area."""
+    with tempfile.TemporaryDirectory() as directory:
+        writer = FlightWriter(Path(directory), "whole", {"engine": "e"}, capacity=CAPACITY)
+        for n in range(4 * 70):
+            write_part(writer, n // 4 + 1, n % 4 + 1)
+        write_everything(writer, 7)
+        return writer.path.read_bytes()
+
+
+def read_all(flight: FlightFile) -> None:
+    """
+    Ask for everything: what cannot be read is a FlightError, and what is answered is of the right kind and size.
+    """
+    with contextlib.suppress(FlightError):
+        records = flight.records()
+        assert len(records) <= flight.ring_capacity
+        assert list(records["step"]) == sorted(set(map(int, records["step"])))
+        assert all(Phase.SCHEDULED <= phase <= Phase.DONE for phase in records["phase"])
+    for read in (flight.identity, flight.report):
+        with contextlib.suppress(FlightError):
+            assert isinstance(read(), dict)
+    with contextlib.suppress(FlightError):
+        drifting, rows = flight.requests()
+        assert drifting >= 0
+        assert len(rows) <= layout.TABLE_CAPACITY
+        assert all(len(row.request_id) <= layout.REQUEST_ID_BYTES for row in rows)
+    for read in (flight.control, flight.histograms, flight.own_time, flight.device_lengths, flight.detail, flight.step):
+        with contextlib.suppress(FlightError):
+            read()
+    with contextlib.suppress(FlightError):
+        copy = whole_copy(flight)
+        assert len(copy) == layout.file_bytes(flight.ring_capacity)
+
+
+@relaxed
+@given(cut=st.integers(0, layout.file_bytes(CAPACITY)), opened=st.booleans())
+def test_a_file_cut_at_any_byte_is_an_error(tmp_path: Path, cut: int, opened: bool):
+    """A file that is cut before or after it was opened gives errors where it ends, and never ends its reader."""
+    path = tmp_path / "cut.flight"
+    path.write_bytes(whole_file())
+    if not opened:
+        os.truncate(path, cut)
+    try:
+        flight = FlightFile(path)
+    except FlightError:
+        assert cut < layout.file_bytes(CAPACITY)
+        return
+    with flight:
+        os.truncate(path, cut)
+        read_all(flight)
+
+
+@relaxed
+@given(flips=st.lists(st.tuples(st.integers(0, layout.RING_OFFSET + 4096), st.integers(0, 7)), max_size=60))
+def test_flipped_bits_are_an_error_or_a_readable_file(tmp_path: Path, flips: list[tuple[int, int]]):
+    """Bits that flip in header, areas and records never make a reader fail in another way than it says."""
+    raw = bytearray(whole_file())
+    for position, bit in flips:
+        raw[position] ^= 1 << bit
+    path = tmp_path / "flipped.flight"
+    path.write_bytes(raw)
+    with contextlib.suppress(FlightError), FlightFile(path) as flight:
+        read_all(flight)
+
+
+HEADER_NAMES = ("record", "ring", "entry", "table", "buckets", "total")
+HEADER_INDEX = {"record": 2, "ring": 3, "entry": 4, "table": 5, "buckets": 6, "total": 12}
+big = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, CAPACITY - 1, CAPACITY + 1, 2**31, 2**32 - 1]))
+
+
+@relaxed
+@given(lies=st.dictionaries(st.sampled_from(HEADER_NAMES), big, min_size=1), size=st.sampled_from(["same", "fitting"]))
+def test_a_header_that_lies_about_sizes_is_an_error(tmp_path: Path, lies: dict[str, int], size: str):
+    """Sizes and counts of the header are checked against the layout and the file, also where the file is sparse and huge."""
+    path = tmp_path / "lying.flight"
+    raw = bytearray(whole_file())
+    head = list(layout.HEADER.unpack_from(raw))
+    before = list(head)
+    for name, value in lies.items():
+        head[HEADER_INDEX[name]] = value
+    if size == "fitting" and "total" not in lies:
+        head[12] = layout.file_bytes(head[3])
+    layout.HEADER.pack_into(raw, 0, *head)
+    path.write_bytes(raw)
+    if size == "fitting":
+        os.truncate(path, max(len(raw), min(layout.file_bytes(head[3]), 1 << 40)))
+    honest = head[2:7] == before[2:7] and head[12] == before[12]
+    fits = [head[i] for i in (2, 4, 5, 6)] == [before[i] for i in (2, 4, 5, 6)] and 0 < head[3] <= MAX_RING_CAPACITY
+    try:
+        flight = FlightFile(path)
+    except FlightError:
+        assert not honest
+        return
+    with flight:
+        assert fits
+        assert head[12] == layout.file_bytes(head[3])
+        assert len(flight.records()) <= CAPACITY
+
+
+@relaxed
+@given(step=st.one_of(st.integers(0, 2**64 - 1), st.integers(2**64 - 3, 2**64 - 1)), after=st.integers(0, 2**65))
+def test_a_last_step_beyond_all_bounds_invents_nothing(tmp_path: Path, step: int, after: int):
+    """Whatever the last step claims to be, only records that name the steps up to it are taken, and memory stays bounded."""
+    writer = FlightWriter(tmp_path, "rank", {}, capacity=CAPACITY)
+    for n in range(4 * 70):
+        write_part(writer, n // 4 + 1, n % 4 + 1)
+    writer.live[layout.LIVE_STEP] = step
+    with FlightFile(writer.path) as flight:
+        records = flight.records(after)
+    assert all(7 <= int(s) <= 70 and after < int(s) <= step for s in records["step"])
+    writer.path.unlink()
+
+
+@relaxed
+@given(version=st.integers(0, 2**32 - 1).filter(lambda v: v != layout.VERSION), rest=st.binary(max_size=300))
+def test_other_versions_are_told_by_name(tmp_path: Path, version: int, rest: bytes):
+    """A file of another version, of any size and content, says whether it is older or newer, and what to do."""
+    path = tmp_path / "other.flight"
+    path.write_bytes(layout.MAGIC + version.to_bytes(4, "little") + bytes(layout.HEADER.size) + rest)
+    with pytest.raises(FlightVersionError, match=rf"other\.flight: flight file version {version} is ") as raised:
+        FlightFile(path)
+    assert raised.value.version == version
+    assert ("upgrade" if version > layout.VERSION else "restart its vLLM") in str(raised.value)
+
+
+@relaxed
+@given(
+    start=st.integers(0, 4 * 2 * CAPACITY),
+    bursts=st.lists(st.integers(0, CAPACITY), max_size=60),
+    cut=st.integers(0, layout.HOOKS_BYTES),
+)
+def test_a_copy_of_a_live_file_is_whole(tmp_path: Path, start: int, bursts: list[int], cut: int):
+    """A copy taken while the rank writes opens, and holds whole records and areas only."""
+    writer = FlightWriter(tmp_path, "rank", {"engine": "e"}, capacity=CAPACITY)
+    position = 0
+
+    def write(parts: int) -> None:
+        nonlocal position
+        for _ in range(parts):
+            write_part(writer, position // 4 + 1, position % 4 + 1)
+            position += 1
+            if position % 16 == 0:
+                write_everything(writer, position)
+
+    write(start)
+    path = tmp_path / "copy.flight"
+    with torn(FlightFile(writer.path), [functools.partial(write, burst) for burst in bursts], cut) as flight:
+        path.write_bytes(whole_copy(flight))
+    ring = path.read_bytes()[layout.RING_OFFSET :]
+    with FlightFile(path) as copy:
+        records = copy.records()
+        assert copy.step() <= position // 4 + 1
+        assert copy.identity() == {"engine": "e"}
+        read_everything(copy)
+    for record in records:
+        step, phase = int(record["step"]), int(record["phase"])
+        assert record["batch_hash"] == step * 7
+        assert record["state_sum"] == (step * 3 if phase >= Phase.STATE_UPDATED else 0)
+        assert record["mask_hash"] == (step * 5 if phase >= Phase.DECIDED else 0)
+    # What is in the ring besides is nothing: no half record stays behind for a reader that is less careful.
+    slots = [ring[i : i + layout.STEP_DTYPE.itemsize] for i in range(0, len(ring), layout.STEP_DTYPE.itemsize)]
+    assert sum(any(slot) for slot in slots) == len(records)
+    writer.path.unlink()
+
+
+@relaxed
+@given(parts=st.integers(0, 4 * 2 * CAPACITY), n=st.integers(0, 1000))
+def test_a_copy_at_rest_holds_the_same(tmp_path: Path, parts: int, n: int):
+    """A copy of a rank that stands still answers everything as the file itself does."""
+    writer = FlightWriter(tmp_path, "rank", {"engine": "e"}, capacity=CAPACITY)
+    for part in range(parts):
+        write_part(writer, part // 4 + 1, part % 4 + 1)
+    write_everything(writer, n)
+    path = tmp_path / "copy.flight"
+    with FlightFile(writer.path) as flight:
+        path.write_bytes(whole_copy(flight))
+        with FlightFile(path) as copy:
+            assert copy.records().tobytes() == flight.records().tobytes()
+            for name in (
+                "identity",
+                "report",
+                "control",
+                "requests",
+                "histograms",
+                "own_time",
+                "detail",
+                "step",
+                "words",
+            ):
+                assert getattr(copy, name)() == getattr(flight, name)()
+            assert copy.device_lengths().tobytes() == flight.device_lengths().tobytes()
+            assert (copy.pid, copy.created_unix) == (flight.pid, flight.created_unix)
+    writer.path.unlink()

@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO
 from rankscope_exporter.commands.ranks import find_files
 from rankscope_exporter.commands.text import printable
 from rankscope_exporter.flight import FlightError, FlightFile, whole_copy
-from rankscope_exporter.flight.layout import SUFFIX
+from rankscope_exporter.flight.layout import LIVE_OFFSET, LIVE_STEP, SUFFIX, WORD
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz")
 WELL, NOT_WELL, WRONG = 0, 1, 2
@@ -30,7 +30,12 @@ class Copied:
     name: str
     content: bytes
     source: Path
-    step: int
+
+    @property
+    def step(self) -> int:
+        """Last step in the copy."""
+        step: int = WORD.unpack_from(self.content, LIVE_OFFSET + 8 * LIVE_STEP)[0]
+        return step
 
 
 def copy(places: Sequence[Path], destination: Path, now: float, out: TextIO, complain: Callable[[str], None]) -> int:
@@ -48,13 +53,13 @@ def copy(places: Sequence[Path], destination: Path, now: float, out: TextIO, com
     for path in paths:
         try:
             with FlightFile(path) as flight:
-                content, step = whole_copy(flight), flight.step()
+                content = whole_copy(flight)
         except FlightError as error:
             problems.append(str(error))
             continue
         name = copy_name(path, now, names)
         names.add(name)
-        copies.append(Copied(name, content, path, step))
+        copies.append(Copied(name, content, path))
     if copies:
         try:
             if is_archive(destination):

@@ -19,7 +19,7 @@ from rankscope_exporter.commands.columns import ALIGNED, COLUMNS, telling_column
 from rankscope_exporter.commands.facts import FIELDS, Facts, step_facts
 from rankscope_exporter.commands.header import header_facts, header_lines
 from rankscope_exporter.commands.ranks import RankFlight, find_files, open_rank
-from rankscope_exporter.commands.text import clock_text, moment_text, printable, says_something, table_lines
+from rankscope_exporter.commands.text import clock_text, moment_text, printable, table_lines
 from rankscope_exporter.flight import FlightError
 from rankscope_exporter.flight.areas import RequestTableRow
 
@@ -261,7 +261,8 @@ def _aligned_table(
     ]
     for column in columns:
         of_ranks = [[None if facts is None else column.value(facts) for facts in own] for own in cells]
-        if column.always or any(says_something(own) for own in of_ranks):
+        # Side by side only what differs is worth the room, besides phase and guard.
+        if column.always or any(len(set(values_of_step)) > 1 for values_of_step in zip(*of_ranks, strict=True)):
             titles += [f"{rank.rank} {column.title}" for rank in ranks]
             values += of_ranks
     titles.append("differs in")

@@ -5,12 +5,11 @@ The flags of `dump`, `copy` and `tail`, and what runs when they are given.
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
-
-from rankscope_exporter.settings import DEFAULT_FLIGHT_DIR
 
 COMMANDS = ("dump", "copy", "tail")
 INTERVAL_SECONDS = 0.2
@@ -102,7 +101,7 @@ def _add_tail(commands: Any) -> None:
         help=f"time between two looks ({INTERVAL_SECONDS})",
     )
     parser.add_argument(
-        "--flight-dir", type=Path, metavar="DIR", help=f"directory of the flight files ({DEFAULT_FLIGHT_DIR})"
+        "--flight-dir", type=Path, metavar="DIR", help="directory of the flight files (/dev/shm/rankscope)"
     )
     parser.set_defaults(parser=parser)
 
@@ -131,6 +130,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         code = {"dump": _dump, "copy": _copy, "tail": _tail}[options.command](options)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 0 if options.command == "tail" else 128 + signal.SIGINT
     except BrokenPipeError:
         # What is still buffered would raise again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -166,6 +167,7 @@ def _copy(options: argparse.Namespace) -> int:
 
 def _tail(options: argparse.Namespace) -> int:
     from rankscope_exporter.commands.tail import tail  # noqa: PLC0415  # numpy, for this command only
+    from rankscope_exporter.settings import DEFAULT_FLIGHT_DIR  # noqa: PLC0415
 
     directory = options.flight_dir or Path(os.environ.get("RANKSCOPE_FLIGHT_DIR") or DEFAULT_FLIGHT_DIR)
     return tail(

@@ -163,7 +163,7 @@ def event_line(name: str, rank: RankFlight, event: Event) -> str:
         begin = clock_text(flight.wall_time(int(event.record["begin_ns"])))
         phase = f"{facts['phase']}, failed" if facts["failed"] else facts["phase"]
         if isinstance(event, Standing):
-            return f"{begin}  {name}  step {facts['step']}  in flight, {phase} for {event.seconds:.1f} s"
+            return f"{begin}  {name}  step {facts['step']}  in flight, {phase}, and has not moved for at least {event.seconds:.1f} s"
         if phase != "done" and not facts["failed"]:
             phase = f"{phase}, never done"
         values = [(column.title, column.value(facts)) for column in COLUMNS if column.title in TOLD]
