@@ -1,15 +1,21 @@
 """
-CPU time of a scrape: files read, families collected, text rendered, in one process, over and over.
+CPU time of a scrape: files read, families collected, text rendered, in one process, over and over; and the memory that
+each rank takes of the exporter process.
 
 `--format openmetrics` is what Prometheus asks for; both formats cost about the same.
 """
 
 import argparse
+import contextlib
+import gc
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import figures
@@ -82,24 +88,63 @@ def make_rank(directory: Path, number: int) -> FlightWriter:
     return writer
 
 
+@contextlib.contextmanager
+def made_ranks(count: int) -> Iterator[Path]:
+    """
+    A directory with the flight files of so many ranks.
+    """
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        for number in range(count):
+            make_rank(Path(name), number)
+        yield Path(name)
+
+
+def scrape(node: Node, accept: str) -> bytes:
+    """
+    The body of one scrape.
+    """
+    facts = NodeFacts(node.name, str(node.directory), control=True, unreadable=0)
+    return render(node.read().ranks, facts, Query(), accept)[0]
+
+
 def measure(ranks: int, rounds: int, accept: str) -> tuple[list[float], int]:
     """
     CPU milliseconds of each scrape of a node with `ranks` ranks, and the samples in one.
     """
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
-        directory = Path(name)
-        writers = [make_rank(directory, number) for number in range(ranks)]
+    with made_ranks(ranks) as directory:
         node = Node(directory, Clock())
         times = []
         body = b""
         for _ in range(rounds + 1):
             begin = time.process_time()
-            reading = node.read()
-            body, _ = render(reading.ranks, NodeFacts(node.name, name, control=True, unreadable=0), Query(), accept)
+            body = scrape(node, accept)
             times.append((time.process_time() - begin) * 1000)
-        assert len(reading.ranks) == len(writers)
         node.close()
     return times[1:], sum(1 for line in body.splitlines() if not line.startswith(b"#"))
+
+
+def private_bytes(directory: Path, rounds: int, accept: str) -> int:
+    """
+    Memory that this process has for itself after so many scrapes and answers of step records.
+    """
+    node = Node(directory, Clock())
+    for _ in range(rounds):
+        scrape(node, accept)
+        node.steps(None)
+    gc.collect()
+    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    return sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Private_"))
+
+
+def measure_memory(ranks: int, rounds: int, accept: str) -> int:
+    """
+    The same, in a process of its own.
+    """
+    with (
+        made_ranks(ranks) as directory,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process,
+    ):
+        return process.submit(private_bytes, directory, rounds, accept).result()
 
 
 def main() -> int:
@@ -118,6 +163,12 @@ def main() -> int:
             f"cpu_ms_{ranks}", round(statistics.median(times), 2), goal,
             samples=samples, format=options.format, min_ms=round(min(times), 2), p95_ms=round(statistics.quantiles(times, n=20)[-1], 2),
         )  # fmt: skip
+    figures.progress("scrape: memory")
+    few, many = (measure_memory(ranks, options.rounds, ACCEPT[options.format]) for ranks in GOALS_MS)
+    least, most = GOALS_MS
+    out.report(
+        "bytes_per_rank", (many - few) // (most - least), "<= 262144", **{f"bytes_{least}": few, f"bytes_{most}": many}
+    )
     return out.exit_code
 
 
