@@ -29,6 +29,8 @@ class Row(BaseModel):
     problem: str = ""
     """Why nothing is known of it, and what to do; empty if it was examined."""
     runners: list[RunnerExamination] = []
+    missing: list[str] = []
+    """Runners whose module is there without the class that Rankscope knows."""
     default: str = UNKNOWN
 
     @property
@@ -36,8 +38,8 @@ class Row(BaseModel):
         """
         What hooks and fix do not know of the release, in words.
         """
-        missing = [] if self.runners or self.problem else ["it has none of the model runners that Rankscope knows"]
-        return missing + [problem for runner in self.runners for problem in assess_runner(runner)]
+        nothing = [] if self.runners or self.problem else ["it has none of the model runners that Rankscope knows"]
+        return nothing + self.missing + [problem for runner in self.runners for problem in assess_runner(runner)]
 
     def runner(self, name: str) -> RunnerExamination | None:
         """
@@ -52,15 +54,20 @@ def examine_release(release: str, read: Read) -> Row:
     Run every probe and the fix's assessment on the text of a release, which `read` gives module by module.
     """
     tree = SourceTree(read)
-    runners = []
+    runners, missing = [], []
     try:
-        for module, class_name in RUNNERS.values():
-            if tree.module(module) is not None:
+        for name, (module, class_name) in RUNNERS.items():
+            loaded = tree.module(module)
+            if loaded is None:
+                continue
+            if class_name in loaded.definitions:
                 runners.append(examine_runner(SourceSubject(tree, module, class_name), f"{module}.{class_name}"))
+            else:
+                missing.append(f"{name} runner: unknown code, {module} has no class {class_name}")
         default = find_default(read(CONFIG_MODULE))
-    except (SyntaxError, LookupError) as error:
-        return Row(release=release, problem=f"its text cannot be examined ({error}): use the newest Python there is")
-    return Row(release=release, runners=runners, default=default)
+    except SyntaxError as error:
+        return Row(release=release, problem=f"its text cannot be compiled ({error}): use the newest Python there is")
+    return Row(release=release, runners=runners, missing=missing, default=default)
 
 
 def find_default(text: str | None) -> str:
