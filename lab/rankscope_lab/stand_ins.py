@@ -5,7 +5,10 @@ Nothing here touches scheduling, request state, guards or collectives: those are
 """
 
 import functools
+import os
 from typing import Any
+
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def keep_async_scheduling(platform: Any) -> None:
@@ -19,6 +22,22 @@ def keep_async_scheduling(platform: Any) -> None:
         wanted = vllm_config.scheduler_config.async_scheduling
         stock(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = wanted
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def keep_start_method(platform: Any) -> None:
+    """
+    Stands for a GPU: the CPU platform has every process spawned, where others fork if `VLLM_WORKER_MULTIPROC_METHOD` says so.
+    """
+    stock = platform.check_and_update_config.__func__
+
+    @functools.wraps(stock)
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        wanted = os.environ.get(START_METHOD)
+        stock(cls, vllm_config)
+        if wanted:
+            os.environ[START_METHOD] = wanted
 
     platform.check_and_update_config = classmethod(check_and_update_config)
 

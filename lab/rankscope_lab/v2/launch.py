@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rankscope_lab.engine import NICENESS
+from rankscope_lab import stand_ins
 from rankscope_lab.environment import Environment
 from rankscope_lab.processes import Child
 from rankscope_lab.v2 import distributions
@@ -43,6 +43,8 @@ class Options:
     settings: Settings
     v2: bool = True
     """The V2 model runner; else V1."""
+    start_method: str = "fork"
+    """How vLLM starts its processes: `fork`, which imports vLLM once, or `spawn`, which does so in each."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Further environment, such as `RANKSCOPE_FLIGHT_DIR`."""
 
@@ -57,6 +59,7 @@ def variables(options: Options, base: Mapping[str, str], scratch: Path) -> dict[
     return {
         **base,
         **platform(options.environment.release, v2=options.v2, scratch=scratch),
+        stand_ins.START_METHOD: options.start_method,
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cpus[rank % len(cpus)]) for rank in range(ranks)),
         **options.extra,
     }
@@ -101,7 +104,6 @@ class OfflineRun:
             (*command, json.dumps(asdict(options.settings))),
             variables(options, os.environ, self._scratch),
             log,
-            niceness=NICENESS,
             remove=[self._scratch],
         )
 

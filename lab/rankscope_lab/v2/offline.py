@@ -39,13 +39,13 @@ class Settings:
     asynchronous: bool = True
     pipeline_ranks: int = 2
     tensor_ranks: int = 1
-    requests: int = 24
+    requests: int = 20
     seed: int = 0
     slots: int = 6
     """Requests in a batch."""
     batch_tokens: int = 64
     """Tokens of a step: longer prompts come in chunks."""
-    context: int = 256
+    context: int = 160
     blocks: int = 0
     """KV blocks of 32 tokens; few of them force preemption, 0 leaves it to vLLM."""
     aborted: float = 0.2

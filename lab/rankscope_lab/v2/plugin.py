@@ -28,6 +28,7 @@ def register() -> None:
         return
     setattr(CpuPlatform, _MARK, True)
     stand_ins.keep_async_scheduling(CpuPlatform)
+    stand_ins.keep_start_method(CpuPlatform)
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "1":
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

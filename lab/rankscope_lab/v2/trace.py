@@ -9,8 +9,9 @@ went into `torch.distributed.broadcast`, and freed rows are counted here. Device
 at its first step, so that the trace is around everything else.
 """
 
+import functools
 import json
-import sys
+import time
 import types
 from collections import Counter, deque
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def install(directory: str, *, outside: bool) -> None:
     if outside:
         stock = WorkerWrapperBase.execute_model
 
+        @functools.wraps(stock)
         def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
             runner = self.worker.model_runner
             if not trace.around:
@@ -81,12 +83,15 @@ class Trace:
     def _wrap(self, owner: Any, name: str, make: Callable[[Method], Method]) -> None:
         """
         Put something around a method of a class, or of one object; it gets the object as first argument either way.
+
+        It keeps name and signature: others look at them before they wrap.
         """
         stock = getattr(owner, name)
         if isinstance(owner, type):
-            setattr(owner, name, make(stock))
+            setattr(owner, name, functools.wraps(stock)(make(stock)))
         else:
-            setattr(owner, name, types.MethodType(make(lambda _self, *args, **kwargs: stock(*args, **kwargs)), owner))
+            around = make(lambda _self, *args, **kwargs: stock(*args, **kwargs))
+            setattr(owner, name, types.MethodType(around, owner))
 
     def wrap_runner(self, owner: Any) -> None:
         """
@@ -179,13 +184,14 @@ class Trace:
 
     def wrap_mask(self, module: Any) -> None:
         """
-        The guard's masks: those that vLLM's handler computes, not what others ask for.
+        The guard's masks, in the order in which vLLM's handler asks for them.
         """
         stock = module.compute_need_sampled_mask
 
-        def compute_need_sampled_mask(batch: Any) -> Any:
-            mask = stock(batch)
-            if self._line is not None and self._posting and sys._getframe(1).f_globals["__name__"] == module.__name__:
+        @functools.wraps(stock)
+        def compute_need_sampled_mask(input_batch: Any) -> Any:
+            mask = stock(input_batch)
+            if self._line is not None and self._posting:
                 self._line["masks"].append(None if mask is None else [int(needed) for needed in mask])
             return mask
 
@@ -197,6 +203,7 @@ class Trace:
         """
         stock = module.broadcast
 
+        @functools.wraps(stock)
         def broadcast(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if self._line is not None and self._posting and kwargs.get("group") is self._handler.broadcast_group:
                 self._line["wire"].append([list(tensor.shape), str(tensor.dtype)])
@@ -273,6 +280,7 @@ class Trace:
         """
         if self._line is not None:
             self._line["error"] = f"{type(error).__name__}: {error}"[:300]
+            self._line["error_unix"] = time.time()
             self._end()
 
     def _end(self) -> None:

@@ -22,17 +22,20 @@ class Request:
     """It is aborted once so many of them have come; None: it runs to its end."""
 
 
-def draw(count: int, *, seed: int, context: int, longest_prompt: int = 140, aborted: float = 0.2) -> list[Request]:
+LONGEST_PROMPT, LONGEST_ANSWER = 120, 24
+
+
+def draw(count: int, *, seed: int, context: int, aborted: float = 0.2) -> list[Request]:
     """
-    `count` requests for a model that counts. `aborted` is the share of those that are aborted midway.
+    `count` requests for a model that counts, none longer than `context`. `aborted` is the share of those that are aborted midway.
 
     Half of the prompts contain the answer, with a wrong token here and there, so that drafts from n-grams are partly right.
     """
     rng = random.Random(seed)
     requests = []
     for number in range(count):
-        tokens = rng.randrange(2, 48)
-        length = min(rng.randrange(2, longest_prompt), context - tokens - 1)
+        tokens = rng.randint(2, LONGEST_ANSWER)
+        length = min(rng.randint(2, LONGEST_PROMPT), context - tokens - 1)
         prompt = [rng.randint(FIRST, LAST) for _ in range(length)]
         if rng.random() < 0.5:
             run = [after(prompt[-1], place) for place in range(-2, tokens)]
