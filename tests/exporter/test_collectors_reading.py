@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rankscope_exporter.collectors.reading import RankReading, current
-from rankscope_exporter.contract import MitigationState, Phase
+from rankscope_exporter.contract import Detail, MitigationState, Phase, StepFailure
 from rankscope_exporter.flight import layout
-from rankscope_exporter.serve.node import Clock, Node
+from rankscope_exporter.serve.node import Clock, Node, rank_report
 
 Make = Callable[..., Any]
 
@@ -95,6 +97,45 @@ def test_damaged_report(flight_dir: Path, rank_file: Make) -> None:
 
     assert [rank.identity.pp_rank for rank in reading.ranks] == [1]
     assert "hook" in reading.unreadable[0].reason
+
+
+def test_report_of_a_failed_step(flight_dir: Path, rank_file: Make) -> None:
+    """`/v1/ranks` tells of a failure as long as the rank has not gone on; meanwhile no step is in flight."""
+    rank = rank_file(0)
+    rank.fail(1, Phase.STATE_UPDATED, method="execute_model", kind="RuntimeError")
+
+    report = rank_report(read(flight_dir)[0])
+
+    expected = StepFailure(step=1, phase=Phase.STATE_UPDATED, method="execute_model", kind="RuntimeError")
+    assert (report.failure, report.in_flight_seconds, report.phase) == (expected, None, Phase.STATE_UPDATED)
+    rank.step(2)
+    assert rank_report(read(flight_dir)[0]).failure is None
+
+
+def test_report_of_detail_and_device_lengths(flight_dir: Path, rank_file: Make) -> None:
+    """`/v1/ranks` has what a rank still records and, once a sample has arrived, its device-side lengths."""
+    rank = rank_file(0)
+    rank.writer.live[layout.LIVE_DETAIL] = int(Detail.REDUCED)
+    rank.device(samples=0)
+    before = rank_report(read(flight_dir)[0])
+    rank.device(samples=2, step=128, rows=3, total_excess=1)
+    after = rank_report(read(flight_dir)[0])
+
+    assert (before.detail, before.device) == (Detail.REDUCED, None)
+    assert after.device is not None
+    assert (after.device.samples, after.device.step, after.device.rows, after.device.total_excess) == (2, 128, 3, 1)
+    assert after.device.age_seconds is not None
+
+
+@pytest.mark.parametrize("taken_ns", [0, 1 << 62])
+def test_no_age_of_another_clock(flight_dir: Path, rank_file: Make, taken_ns: int) -> None:
+    """A sample that this clock cannot date has no age."""
+    rank_file(0).device(taken_ns=taken_ns)
+
+    device = read(flight_dir)[0].device
+
+    assert device is not None
+    assert device.age_seconds is None
 
 
 def test_current(flight_dir: Path, rank_file: Make) -> None:

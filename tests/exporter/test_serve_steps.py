@@ -178,3 +178,11 @@ def test_settled_past_an_abandoned_step() -> None:
 
     assert settled_step(abandoned[:-1], 0, OVERLAP + 1) == 1
     assert settled_step(abandoned, 0, OVERLAP + 2) == OVERLAP + 2
+
+
+def test_settled_past_a_failed_step() -> None:
+    """A step that an error ended will not change any more, and is not sent again."""
+    failed = records(Phase.DONE, Phase.DECIDED)
+    failed["failed"][1] = 1
+
+    assert settled_step(failed, 0, 2) == 2
