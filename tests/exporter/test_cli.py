@@ -72,6 +72,13 @@ def test_called_wrongly(arguments: list[str], capsys: pytest.CaptureFixture[str]
         (["serve", "--control-token-file", "/nonexistent/token"], {}, "No such file"),
         (["serve", "--host", "host.invalid"], {}, "cannot be resolved"),
         (["serve", "--host", "192.0.2.1"], {}, "cannot listen on 192.0.2.1"),
+        (["serve", "--tls-cert-file", "/nonexistent/cert"], {}, "tls_cert_file is set without tls_key_file"),
+        (["serve", "--request-rate", "-1"], {}, "--request-rate: Input should be greater than or equal to 0"),
+        (
+            ["serve"],
+            {"RANKSCOPE_READ_TOKEN": "one-token-for-both", "RANKSCOPE_CONTROL_TOKEN": "one-token-for-both"},
+            "the read token and the control token are the same",
+        ),
         (["run"], {}, "write it after --"),
         (["run", "--"], {}, "write it after --"),
     ],
@@ -94,6 +101,19 @@ def test_bad_settings(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_every_setting_has_a_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """What can be set can be set by a flag, but for tokens themselves, and help tells the default."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    fields = {name: field for name, field in ServeSettings.model_fields.items() if not name.endswith("_token")}
+    assert set(re.findall(r"--([a-z-]+) [A-Z]+ ", told)) == {name.replace("_", "-") for name in fields}
+    for name, field in fields.items():
+        if isinstance(field.default, (int, float)):
+            text = told.partition(f" --{name.replace('_', '-')} ")[2].partition(" --")[0]
+            assert f"({field.default:g})" in text, name
 
 
 def test_start_line() -> None:
@@ -161,6 +181,18 @@ def test_serve(serve: Make, rank_file: Make, number: signal.Signals) -> None:
         process.send_signal(number)
 
         assert process.wait(timeout=WAIT) == 0
+
+
+@pytest.mark.integration
+def test_exposed(serve: Make) -> None:
+    """Where others can reach it, it starts, and then says what they can do and how to change that."""
+    process, _ = serve("--host", "0.0.0.0")
+    assert process.stderr is not None
+    first, second = process.stderr.readline(), process.stderr.readline()
+    assert "TLS is off" in first
+    assert "--tls-cert-file" in first
+    assert "takes no token" in second
+    assert "--read-token-file" in second
 
 
 @pytest.mark.integration

@@ -6,9 +6,11 @@ flight files, every answer over HTTP and every line of the log is searched for i
 """
 
 import importlib.util
+import io
 import itertools
 import logging
 import os
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from rankscope_exporter.commands.dump import DumpOptions, dump
 from rankscope_exporter.contract import RequestIds
 from rankscope_exporter.hooks.install import Installation, install
 from rankscope_exporter.serve.app import create_app
@@ -164,6 +167,11 @@ def collect(directory: Path, caplog: pytest.LogCaptureFixture) -> dict[str, byte
     """Everything that can be seen of an engine, by where it is seen."""
     seen = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     assert len([name for name in seen if name.endswith(".flight")]) == 2
+    for form, view in itertools.product(("table", "json", "csv"), ("steps", "requests", "header", "align")):
+        printed = io.StringIO()
+        shown = {} if view == "steps" else {view: True}
+        dump([directory], DumpOptions(form=form, **shown), printed, printed.write)
+        seen[f"dump {form} {view}"] = printed.getvalue().encode()
     app = create_app(ServeSettings(flight_dir=directory, control_token=CONTROL))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         for path, accept in itertools.product(PATHS, ("", "application/openmetrics-text;version=1.0.0")):
@@ -217,9 +225,10 @@ def test_request_ids_are_shown(kind: type[Engine], tmp_path: Path, caplog: pytes
 
     places = found(collect(directory, caplog), {request_id.encode() for request_id in REQUEST_IDS})
 
-    assert {place.split()[1] if place.startswith("GET") else "flight" for place in places if place != "requests"} == {
+    assert {re.sub(r"^(GET |dump \S+ )|^.*\.(?=flight$)", "", place).split()[0] for place in places} == {
         "/v1/requests",
         "flight",
+        "requests",
     }
 
 

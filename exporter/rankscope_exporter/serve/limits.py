@@ -31,7 +31,7 @@ def head_bytes(scope: Scope) -> int:
     The size of a request's head, as far as a client can make it long.
     """
     headers = sum(len(name) + len(value) for name, value in scope["headers"])
-    return headers + len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    return headers + len((scope.get("raw_path") or b"").partition(b"?")[0]) + len(scope.get("query_string") or b"")
 
 
 class Limits:
