@@ -123,9 +123,9 @@ def assess_reports(hooks: Iterable[HookReport], mitigations: Iterable[Mitigation
 
 
 def _examine_fix(subject: ClassSubject | SourceSubject, runner: str) -> tuple[MitigationReport, str]:
-    if runner == "V2":
-        reason = "the V2 runner keeps no output_token_ids to trim"
-        return MitigationReport(mitigation=trim.NAME, state=MitigationState.NOT_APPLICABLE, reason=reason), ""
+    ruled = trim.rule_out(runner)
+    if ruled is not None:
+        return MitigationReport(mitigation=trim.NAME, state=ruled.state, reason=ruled.reason), ""
     if isinstance(subject, SourceSubject):
         chosen = trim.choose_definition(
             trim.Definition(each.owner, trim.assess_text(each.text, each.code), trim.leads_on(each.code, each.bases))

@@ -94,7 +94,7 @@ CASES = [
     ),
     v1(
         "missing update", "_update_states(", "_refresh(",
-        hooks={"_update_states": ABSENT}, fix=UNKNOWN, reason="there is no _update_states", classified="unknown",
+        hooks={"_update_states": ABSENT}, fix=UNKNOWN, reason="neither V1 nor V2", classified="unknown",
     ),
     v1("async method", "    def execute_model(", "    async def execute_model(", hooks={"execute_model": OFF}),
     v2("nothing", "class PPHandler", "class PPHandler", in_handler=True),
@@ -115,7 +115,7 @@ CASES = [
         off={"PPHandler.get_prev_sampled_outputs": ABSENT},
     ),
     v2("another sender", ".contiguous()", ".clone()", in_handler=True, widths=(Width.UNKNOWN, Width.PADDED)),
-    v2("renamed state", "req_states", "states", fix=UNKNOWN, classified="unknown", reason="there is no _update_states"),
+    v2("renamed state", "req_states", "states", fix=UNKNOWN, classified="unknown", reason="neither V1 nor V2"),
     v2("missing update", "def update_requests", "def refresh", off={"update_requests": ABSENT}),
     v2("update of before", "update_requests", "update_states"),
     v2("extra decorator", "    def update_requests", "    @torch.inference_mode()\n    def update_requests"),

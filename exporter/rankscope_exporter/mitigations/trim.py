@@ -114,6 +114,18 @@ class TrimFix:
         return self.state
 
 
+def rule_out(runner: str) -> Assessment | None:
+    """
+    What there is to say of the fix for a kind of runner (`V1`, `V2`, `unknown`) without a look at its code; None for V1.
+    """
+    match runner:
+        case "V1":
+            return None
+        case "V2":
+            return Assessment(MitigationState.NOT_APPLICABLE, "the V2 runner keeps no output_token_ids to trim")
+    return _unknown("the runner keeps the state of neither V1 nor V2, or of both")
+
+
 def fix_of(runner_class: type) -> TrimFix:
     """
     The trim fix for the class of a model runner: for the base that holds the trim, if subclasses lead on to it.
