@@ -25,7 +25,7 @@ from rankscope_exporter.identity import flight_name
 from rankscope_exporter.mitigations import trim
 from rankscope_exporter.recorder import Recorder, RecorderOptions, V1Recorder, V2Recorder
 from rankscope_exporter.recorder.budget import Budget
-from rankscope_exporter.recorder.device import DeviceSampler
+from rankscope_exporter.recorder.device import DeviceSampler, Sample
 from rankscope_exporter.recorder.request_ids import name_by
 from rankscope_exporter.retention import remove_expired
 from rankscope_exporter.settings import WorkerSettings
@@ -54,6 +54,10 @@ class _Place:
     make: Make
 
 
+DEVICE_LENGTHS = "device_lengths"
+"""
+What the sampling of V2's device-side lengths is called among the hooks.
+"""
 REASON_LENGTH = 300
 """
 Most characters of a reason in the report.
@@ -90,12 +94,11 @@ class Installation:
         """
         Examine the trim fix, and apply it if the settings say so.
         """
-        if self.identity.runner != "V1":
-            reason = f"the {self.identity.runner} runner keeps no output_token_ids to trim"
-            state = MitigationState.NOT_APPLICABLE if self.identity.runner == "V2" else MitigationState.UNKNOWN_CODE
-            self.fix_report = MitigationReport(mitigation=trim.NAME, state=state, reason=reason)
+        ruled = trim.rule_out(self.identity.runner)
+        if ruled is not None:
+            self.fix_report = MitigationReport(mitigation=trim.NAME, state=ruled.state, reason=ruled.reason)
             return
-        fix = self.fix = trim.TrimFix(type(self.runner)._update_states)  # noqa: SLF001  the method that the fix is about
+        fix = self.fix = trim.fix_of(type(self.runner))
         if self._settings.trim_fix == "on" and fix.set(applied=True) != MitigationState.APPLIED:
             logger.warning("rankscope: RANKSCOPE_TRIM_FIX=on, but the trim fix is %s: %s", fix.state.label, fix.reason)
         self.fix_report = MitigationReport(mitigation=trim.NAME, state=fix.state, reason=fix.reason)
@@ -156,25 +159,34 @@ class Installation:
     def _record_v2(self, flight: FlightWriter, control: Control, options: RecorderOptions) -> V2Recorder:
         handler = getattr(self.runner, "pp_handler", None)
         drafts = hasattr(handler, "broadcast_drafts") and getattr(handler, "num_speculative_steps", 0) > 0
-        device = self._sample_device(flight)
-        return V2Recorder(self.runner, flight, control, options, handler=handler, drafts=drafts, device=device)
+        sample = self._start_sampling(flight)
+        return V2Recorder(self.runner, flight, control, options, handler=handler, drafts=drafts, sample_device=sample)
 
-    def _sample_device(self, flight: FlightWriter) -> DeviceSampler | None:
+    def _start_sampling(self, flight: FlightWriter) -> Sample | None:
+        """
+        What samples device-side lengths; None if that is off, or cannot be done here. Its errors are its own, and do not
+        end the hook that calls it.
+        """
         every = self._settings.device_lengths_steps
         if not every:
             return None
         try:
             import torch  # noqa: PLC0415  only there inside a worker
 
-            return DeviceSampler(self.runner.req_states, flight.device, every, torch)
+            sampler = DeviceSampler(self.runner.req_states, flight.device, every, torch)
         except Exception as error:
             logger.warning("rankscope: device-side lengths cannot be sampled here", exc_info=error)
-            self.hooks["device_lengths"] = HookReport(
-                hook="device_lengths",
-                state=HookState.OFF,
-                reason=f"{type(error).__name__}: {error}: device-side lengths unknown"[:200],
-            )
+            self._turn_off([DEVICE_LENGTHS], f"{type(error).__name__}: {error}: device-side lengths unknown")
             return None
+        self.hooks[DEVICE_LENGTHS] = HookReport(hook=DEVICE_LENGTHS, state=HookState.ON)
+
+        def sample(step: int, cached: Any, prompts: Any, rows: list[int]) -> None:
+            try:
+                sampler.step(step, cached, prompts, rows)
+            except Exception as error:  # noqa: BLE001
+                self._note(DEVICE_LENGTHS, error)
+
+        return sample
 
     def _turn_off(self, hooks: Iterable[str], reason: str) -> None:
         for hook in hooks:
@@ -273,6 +285,8 @@ class Installation:
         Take one hook off for good; the report says why.
         """
         self._restore(hook)
+        if hook == DEVICE_LENGTHS and isinstance(self.recorder, V2Recorder):
+            self.recorder.stop_sampling()
         self.hooks[hook] = HookReport(hook=hook, state=HookState.REMOVED, reason=reason)
         self.publish()
 

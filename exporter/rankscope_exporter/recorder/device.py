@@ -7,6 +7,7 @@ what the scheduler had said at that step. One sample is under way at most; nothi
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ import numpy as np
 from rankscope_exporter.flight import layout
 
 _now = time.monotonic_ns
+
+Sample = Callable[[int, Any, Any, list[int]], Any]
+"""
+As `DeviceSampler.step`.
+"""
 
 
 class DeviceSampler:

@@ -21,7 +21,7 @@ from rankscope_exporter.control import Control
 from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter
 from rankscope_exporter.recorder.base import BROADCAST, SAMPLE_STEPS, Drifting, Recorder, hash_ids
-from rankscope_exporter.recorder.device import DeviceSampler
+from rankscope_exporter.recorder.device import Sample
 from rankscope_exporter.recorder.options import RecorderOptions
 
 OUTSTANDING = 64
@@ -44,22 +44,22 @@ class V2Recorder(Recorder):
     """
     `handler` is the runner's pipeline handler, None where the release has none or the engine one rank only.
 
-    `drafts` says whether drafts follow the sampled tokens on the same way; `device` samples device-side lengths, None
-    if that is off.
+    `drafts` says whether drafts follow the sampled tokens on the same way; `sample_device` samples device-side lengths
+    and raises nothing, None if that is off.
     """
 
     HOOKS = ("execute_model", "update_requests", "compute_need_sampled_mask")
 
-    __slots__ = ("_batch_ids", "_device", "_drafts", "_dropped", "_handler", "_outstanding")
+    __slots__ = ("_batch_ids", "_drafts", "_dropped", "_handler", "_outstanding", "_sample_device")
 
     def __init__(
         self, runner: Any, flight: FlightWriter, control: Control, options: RecorderOptions, *,
-        handler: Any, drafts: bool, device: DeviceSampler | None,
+        handler: Any, drafts: bool, sample_device: Sample | None,
     ) -> None:  # fmt: skip
         super().__init__(runner, flight, control, options)
         self._handler = handler
         self._drafts = drafts
-        self._device = device
+        self._sample_device = sample_device
         self._dropped = 0
         self._outstanding: deque[tuple[Any, int]] = deque(maxlen=OUTSTANDING)
         self._batch_ids: list[str] = []
@@ -125,8 +125,8 @@ class V2Recorder(Recorder):
         memory[offset + _PHASE] = _UPDATED
         if self._step % SAMPLE_STEPS == 0 and self._detailed:
             self._sample(lengths, wanted)
-        if self._device is not None:
-            self._device.step(self._step, cached, state.prompt_len.np, rows)
+        if self._sample_device is not None:
+            self._sample_device(self._step, cached, state.prompt_len.np, rows)
         if entered:
             self._own_update = _now() - entered
             self._own += self._own_update
@@ -137,12 +137,11 @@ class V2Recorder(Recorder):
         """
         if not self._offset:
             return
-        if self._device is not None:
+        if self._sample_device is not None:
             cached = scheduler_output.scheduled_cached_reqs
             state = self._runner.req_states
-            self._device.step(
-                self._step, cached, state.prompt_len.np, [state.req_id_to_index[r] for r in cached.req_ids]
-            )
+            rows = [state.req_id_to_index[r] for r in cached.req_ids]
+            self._sample_device(self._step, cached, state.prompt_len.np, rows)
         _STATE(self._memory, self._offset + _STATE_OFFSET, 0, 0, 0, 0, 0, 0, 0, 0, 0, self._state, 0, 0, 0)
         self._memory[self._offset + _PHASE] = _UPDATED
 
@@ -196,6 +195,12 @@ class V2Recorder(Recorder):
             return
         self.enter(role, width)
         self._publish_decision(_now(), rows, None, 0, 0, SAMPLED_MESSAGES)
+
+    def stop_sampling(self) -> None:
+        """
+        Sample no device-side lengths from now on.
+        """
+        self._sample_device = None
 
     def _messages(self) -> int:
         return SAMPLED_MESSAGES + (self._drafts and self._role == _RECEIVER)
