@@ -18,7 +18,7 @@ from rankscope_server import __version__, web
 from rankscope_server.auth import BasicAuth, HostCheck, OriginCheck, SecurityHeaders, checked_names, read_passwords
 from rankscope_server.control.board import Board
 from rankscope_server.control.service import Service
-from rankscope_server.ingest.access import create_auth, create_tls_context
+from rankscope_server.ingest.access import RenewedTls, create_auth
 from rankscope_server.ingest.client import create_client
 from rankscope_server.ingest.clock import Clock, SystemClock
 from rankscope_server.ingest.poller import Poller
@@ -62,8 +62,9 @@ def create_service(
     )
     since = clock.now().monotonic
     for deployment in settings.deployments:
-        auth = create_auth(deployment)
-        client = create_client(transport, auth=auth, tls=create_tls_context(deployment))
+        tls = RenewedTls(deployment)
+        auth = create_auth(deployment, tls)
+        client = create_client(transport, auth=auth, tls=tls.context)
         for url in deployment.exporters:
             clients[url] = client
             track = ExporterTrack(deployment.name, url, auth.control.value is not None, since)

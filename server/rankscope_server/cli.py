@@ -64,7 +64,7 @@ def _root(
 
 
 @cli.command()
-def serve(  # noqa: PLR0917  options, not positional
+def serve(
     config: Config = None,
     target: Target = None,
     host: Annotated[

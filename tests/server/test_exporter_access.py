@@ -10,14 +10,21 @@ from typing import Any
 
 import httpx2
 import pytest
-from authority import Authority
+from authority import Authority, write
 from listening import WAIT, Listening, listening
 from typer.testing import CliRunner
 
 from rankscope_exporter.contract import ControlCommand
 from rankscope_exporter.serve.settings import ServeSettings
 from rankscope_server.cli import cli
-from rankscope_server.ingest.access import BearerAuth, TokenSource, create_auth, create_tls_context
+from rankscope_server.ingest.access import (
+    RENEWAL_SECONDS,
+    BearerAuth,
+    RenewedTls,
+    TokenSource,
+    create_auth,
+    create_tls_context,
+)
 from rankscope_server.ingest.client import ExporterError, create_client, fetch_ranks, send_command
 from rankscope_server.settings import ConfigError, DeploymentSettings, load_settings
 
@@ -117,6 +124,25 @@ async def test_new_token_without_a_restart(serve: Serve, tmp_path: Path):
         with pytest.raises(ExporterError, match="does not take the read token"):
             await fetch_ranks(client, url)
         private(path, READ)
+        await fetch_ranks(client, url)
+
+
+async def test_new_certificate_without_a_restart(serve: Serve, authority: Authority, stranger: Authority):
+    """A certificate that was replaced is shown as soon as it fits its key; until then the one before is."""
+    url = f"https://127.0.0.1:{serve(**authority.issue(), tls_client_ca_file=authority.ca_file).port}"
+    cert, key = stranger.pair("client")
+    settings = deployment(url, ca_file=authority.ca_file, client_cert_file=cert, client_key_file=key)
+    now = 0.0
+    tls = RenewedTls(settings, lambda: now)
+    async with create_client(auth=create_auth(settings, tls), tls=tls.context) as client:
+        client.timeout = httpx2.Timeout(WAIT)
+        issued = authority.ca.issue_cert("server.example")
+        for blobs, path in ((issued.cert_chain_pems, cert), ([issued.private_key_pem], key)):
+            now += RENEWAL_SECONDS
+            with pytest.raises(ExporterError, match="client_cert_file and client_key_file"):
+                await fetch_ranks(client, url)
+            write(path, *blobs)
+        now += RENEWAL_SECONDS
         await fetch_ranks(client, url)
 
 
