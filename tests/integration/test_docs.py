@@ -3,6 +3,7 @@ The documents promise nothing that is not there: commands, links, settings, deci
 """
 
 import contextlib
+import enum
 import functools
 import io
 import re
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from rankscope_exporter import cli as exporter_cli
 from rankscope_exporter.contract import http
+from rankscope_exporter.contract.metrics import METRICS
 from rankscope_exporter.serve.settings import ServeSettings
 from rankscope_exporter.settings import WorkerSettings
 from rankscope_server.cli import cli as server_cli
@@ -173,26 +175,48 @@ def test_changelog_parses() -> None:
             assert re.search(r"^- \S", "".join(entries), flags=re.MULTILINE), kind
 
 
-TABLES: list[tuple[type[BaseSettings], str, set[str]]] = [
-    (WorkerSettings, "In vLLM's environment", {"fault_injection"}),  # for tests only
-    (ServeSettings, "The exporter process", set()),
-    (ServerSettings, "The server, where", set()),
+TABLES: list[tuple[type[BaseSettings], str, str, set[str]]] = [
+    (WorkerSettings, "docs/exporter.md", "### In the environment of vLLM", {"fault_injection"}),  # for tests only
+    (ServeSettings, "docs/exporter.md", "### Of the exporter process", set()),
+    (ServerSettings, "README.md", "The server, where", set()),
 ]
 
 
-@pytest.mark.parametrize(("settings", "heading", "untold"), TABLES, ids=lambda value: getattr(value, "__name__", ""))
-def test_settings_are_all_told(settings: type[BaseSettings], heading: str, untold: set[str]) -> None:
-    """The README's tables have every setting, by the name of its variable, with its default where that is a plain value."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"\n{heading}")[2]
+def shown_default(default: object) -> str:
+    """A default as tables show it, empty where it is no plain value or says nothing."""
+    if isinstance(default, enum.Enum):
+        default = default.value
+    if isinstance(default, (bool, int, float)):
+        return f"`{default:g}`"
+    return f"`{default}`" if isinstance(default, (str, Path)) and default != "" else ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "page", "heading", "untold"), TABLES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_settings_are_all_told(settings: type[BaseSettings], page: str, heading: str, untold: set[str]) -> None:
+    """The tables have every setting, by the name of its variable, with its default where that is a plain value, and its meaning."""
+    section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}")[2]
     table = section[: section.index("\n\n", section.index("| ---"))]
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, flags=re.MULTILINE))
+    rows = {
+        name: told for name, told, _ in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (\S.+) \|$", table, flags=re.MULTILINE)
+    }
     prefix = settings.model_config["env_prefix"]
     fields = {f"{prefix}{name.upper()}": field for name, field in settings.model_fields.items() if name not in untold}
     assert set(rows) == set(fields)
     for variable, field in fields.items():
-        if isinstance(field.default, (bool, int, float, str, Path)) and field.default != "":
-            told = f"{field.default:g}" if isinstance(field.default, (bool, int, float)) else str(field.default)
-            assert rows[variable] == f"`{told}`", variable
+        if told := shown_default(field.default):
+            assert rows[variable] == told, variable
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_metrics_that_are_named_exist(path: Path) -> None:
+    """Every metric that a document names is served under that name; one that ends in `_` stands for those that begin so."""
+    known = {name for spec in METRICS for name in (spec.name, *spec.sample_names)}
+    packages = {"rankscope_exporter", "rankscope_server", "rankscope_lab"}
+    named = set(re.findall(r"\brankscope_[a-z_]+", path.read_text(encoding="utf-8"))) - packages
+    beginnings = {name for name in named if name.endswith("_") and any(other.startswith(name) for other in known)}
+    assert named - beginnings <= known
 
 
 def test_architecture_tells_every_path_of_the_exporter() -> None:
