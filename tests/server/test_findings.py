@@ -18,6 +18,7 @@ from made_ranks import (
 
 from rankscope_exporter.contract import (
     ControlOutcome,
+    Detail,
     Guard,
     HookReport,
     HookState,
@@ -298,6 +299,9 @@ def test_ranks_of_which_one_has_the_fix_are_mixed():
     off = made_rank(made_records(1, 9), made_report(1), now=NOW)
     found = look(on, off).findings[FindingKind.MITIGATION_MIXED, 0]
     assert "the trim fix is on at pp0 and not at pp1" in found.sentence
+    engine = made_engine(on, off, now=NOW)
+    assert engine_state(engine, look(on, off)) is State.MITIGATION_MIXED
+    assert engine_state(engine, look(on, off)).label == "mitigation mixed"
 
 
 def test_a_toggle_under_way_is_not_mixed():
@@ -323,7 +327,19 @@ def test_a_toggle_under_way_is_not_mixed():
             {"trim": MitigationState.UNKNOWN_CODE, "trim_reason": "bytecode differs"},
             "pp0 runs code that the trim fix does not know: bytecode differs",
         ),
-        ({"runner": "V2"}, "pp0 runs the V2 model runner, whose lengths and guard are not watched yet"),
+        (
+            {"runner": "unknown", "runner_class": "HpuRunner"},
+            "pp0 runs a model runner that Rankscope does not know (HpuRunner): run rankscope-exporter doctor",
+        ),
+        (
+            {"hooks": [HookReport(hook="pp_receive", state=HookState.REMOVED, reason="failed 10 times")]},
+            "so guard decisions cannot be seen (it stays off until vLLM is restarted)",
+        ),
+        (
+            {"detail": Detail.REDUCED},
+            "pp0 is over its budget of own time and keeps no drifting requests: raise RANKSCOPE_BUDGET_MICROSECONDS",
+        ),
+        ({"detail": Detail.CUT}, "pp0 is over its budget of own time and took its costliest hook out"),
     ],
 )
 def test_what_is_not_seen_is_said(report, words):

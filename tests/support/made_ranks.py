@@ -12,9 +12,12 @@ import numpy as np
 from rankscope_exporter.contract import (
     ControlOutcome,
     ControlReport,
+    Detail,
+    DeviceLengths,
     Guard,
     HookReport,
     HookState,
+    Lengths,
     MitigationReport,
     MitigationState,
     Phase,
@@ -22,6 +25,7 @@ from rankscope_exporter.contract import (
     RankLife,
     RankReport,
     Role,
+    StepFailure,
 )
 from rankscope_exporter.flight.layout import STEP_DTYPE
 from rankscope_server.domain.clock import Moment, NodeClock
@@ -92,6 +96,30 @@ def made_record(
     return record
 
 
+def made_v2_record(step: int, phase: Phase = Phase.DONE, *, role: Role = Role.RECEIVER, **fields: Any) -> np.ndarray:
+    """The same of a V2 rank with three draft tokens: four columns in three collectives, a receive queue at the receiver."""
+    values: dict[str, Any] = {}
+    if phase >= Phase.STATE_UPDATED:
+        queue = {"queue_depth": 2, "queue_filled": 2} if role is Role.RECEIVER else {}
+        values |= {"lengths": Lengths.COMPUTED_TOKENS, "mitigation": MitigationState.NOT_APPLICABLE} | queue
+    if phase >= Phase.DECIDED:
+        # The sender posts its drafts once it has them.
+        posted = 3 if role is Role.RECEIVER or phase is Phase.DONE else 2
+        values |= {"width": 4, "posted": posted, "posted_total": 3 * (step - 1) + posted, "role": role}
+    if phase >= Phase.DONE:
+        values |= {"completed_total": 3 * step}
+    return made_record(step, phase, **(values | fields))
+
+
+def made_v2_records(
+    first: int, last: int, change: Callable[[int], dict[str, Any]] | None = None, *, role: Role = Role.RECEIVER
+) -> np.ndarray:
+    """Healthy records of a V2 rank from `first` to `last`; `change` gives what differs at a step."""
+    return np.concatenate(
+        [made_v2_record(step, role=role, **(change(step) if change else {})) for step in range(first, last + 1)]
+    )
+
+
 def made_records(first: int, last: int, change: Callable[[int], dict[str, Any]] | None = None) -> np.ndarray:
     """Healthy records from `first` to `last`; `change` gives what differs at a step."""
     if last < first:
@@ -111,6 +139,10 @@ def made_report(
     hooks: Sequence[HookReport] | None = None,
     control: ControlReport | None = None,
     step: int = 0,
+    faults: int = 0,
+    detail: Detail = Detail.FULL,
+    failure: StepFailure | None = None,
+    device: DeviceLengths | None = None,
     started_unix: float = START_UNIX - 100,
     key: str | None = None,
     **identity: Any,
@@ -132,9 +164,36 @@ def made_report(
         phase=Phase.DONE,
         in_flight_seconds=None,
         last_activity_seconds=None,
-        faults=0,
+        faults=faults,
+        detail=detail,
+        failure=failure,
+        device=device,
         started_unix=started_unix,
     )
+
+
+def made_v2_report(pp_rank: int = 0, **changes: Any) -> RankReport:
+    """A report of a healthy V2 rank."""
+    hooks = (
+        "execute_model",
+        "update_requests",
+        "PPHandler.receive",
+        "PPHandler.broadcast",
+        "compute_need_sampled_mask",
+    )
+    v2: dict[str, Any] = {
+        "runner": "V2", "vllm_version": "0.32.0", "spec_method": "eagle3", "trim": MitigationState.NOT_APPLICABLE,
+        "hooks": [HookReport(hook=hook, state=HookState.ON) for hook in hooks],
+    }  # fmt: skip
+    return made_report(pp_rank, **(v2 | changes))
+
+
+def made_device(excess: int = 0, *, step: int = 96, age: float | None = 4.0, every: int = 32) -> DeviceLengths:
+    """A sample of device-side lengths of eight requests, two of them `excess` tokens longer than the scheduler allows."""
+    return DeviceLengths(
+        every=every, samples=step // every, step=step, age_seconds=age, rows=8, total_sum=900, computed_sum=892,
+        excess_rows=2 if excess > 0 else 0, total_excess=excess, computed_excess=min(excess, 0),
+    )  # fmt: skip
 
 
 def made_control(
@@ -178,7 +237,18 @@ def made_rank(
     clock = NodeClock(last + int(quiet * 1e9), START_UNIX + last / 1e9, now.monotonic)
     identity = report.identity
     rank = RankId(identity.dp_rank, identity.pp_rank, identity.tp_rank)
-    return RankFacts(rank, rank_labels([rank])[0], report, history, clock, "http://a:9610", first_seen, life_since)
+    return RankFacts(
+        rank,
+        rank_labels([rank])[0],
+        report,
+        history,
+        clock,
+        "http://a:9610",
+        first_seen,
+        life_since,
+        None,
+        now.monotonic,
+    )
 
 
 def made_engine(

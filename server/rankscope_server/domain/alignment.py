@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rankscope_exporter.contract import Guard, Phase
+from rankscope_exporter.contract import Guard, Lengths, Phase
 from rankscope_server.domain.history import Records, StepHistory
 
 Bools = npt.NDArray[np.bool_]
@@ -45,8 +45,8 @@ class Aligned:
 
     @property
     def measured(self) -> Bools:
-        """Where a rank's request-state lengths are known."""
-        return np.asarray(self.reached(Phase.STATE_UPDATED) & (self.records["lengths"] > 0))
+        """Where a rank's request-state lengths are known, and can drift: copies of the scheduler's cannot."""
+        return np.asarray(self.reached(Phase.STATE_UPDATED) & (self.records["lengths"] == Lengths.OUTPUT_TOKENS))
 
 
 def align(histories: Sequence[StepHistory], first: int, last: int) -> Aligned:

@@ -101,6 +101,55 @@ def assess_guards(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     )
 
 
+def assess_widths(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement | None:
+    """
+    Ranks that post the sampled-token exchange of a step differently: its columns, or how many collectives it takes.
+
+    Only steps in which both broadcast count, and how many collectives only once both have left the step: the sender posts
+    its drafts last. A rank with a hook that failed may have missed one of its own, so its count proves nothing. On V1 the
+    sender's tensor and what a receiver keeps of it need not be of one shape.
+    """
+    records = aligned.records
+    both = aligned.decided & (records["guard"] == Guard.BROADCAST) & _rows(ranks, [rank.is_v2 for rank in ranks])
+    width_known = both & (records["width"] > 0)
+    counted = both & aligned.reached(Phase.DONE) & _rows(ranks, [rank.seen_whole for rank in ranks])
+    wide, many = differing(records["width"], width_known), differing(records["posted"], counted)
+    first = _first(wide | many)
+    if first is None:
+        return None
+    step = int(aligned.steps[first])
+    value, known, clock = ("width", width_known, "decide_ns") if wide[first] else ("posted", counted, "end_ns")
+    rows = tuple(np.flatnonzero(known[:, first]).tolist())
+    cells = _cells(aligned, first, rows)
+    if wide[first]:
+        said = [f"{ranks[row].label} posts the sampled tokens {_columns(int(r['width']))} wide" for row, r in cells]
+        sentence = f"at step {step} {_listed(said)}: the exchange hangs, or mixes tokens up"
+    else:
+        said = [f"{ranks[row].label} posted {_collectives(int(r['posted']))}" for row, r in cells]
+        sentence = (
+            f"at step {step} {_listed(said)} of the sampled-token exchange: the next one pairs the wrong ones, or hangs"
+        )
+    since = _since(aligned, ranks, first, rows, value=value, clock=clock)
+    return Disagreement(
+        FindingKind.WIDTH_MISMATCH, step, _last(aligned, wide | many), int((wide | many).sum()), rows, sentence, since
+    )
+
+
+def _rows(ranks: Sequence[RankFacts], which: Sequence[bool]) -> Bools:
+    """
+    A mask over (ranks, steps) that holds at every step of some ranks.
+    """
+    return np.asarray(which, bool).reshape(len(ranks), 1)
+
+
+def _columns(width: int) -> str:
+    return "1 column" if width == 1 else f"{width} columns"
+
+
+def _collectives(count: int) -> str:
+    return "1 collective" if count == 1 else f"{count} collectives"
+
+
 def _cells(aligned: Aligned, column: int, rows: Sequence[int]) -> list[tuple[int, np.void]]:
     return [(row, aligned.records[row, column]) for row in rows]
 

@@ -1,5 +1,8 @@
 """
 Drift that lasts: request-state lengths that stay above the scheduler's.
+
+V1 ranks tell it step by step. On V2 the lengths on the host are copies of the scheduler's, which cannot drift: there it
+shows in samples of the lengths on the device, taken every so many steps where that is turned on.
 """
 
 from collections.abc import Sequence
@@ -8,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rankscope_exporter.contract import DeviceLengths, Lengths
 from rankscope_server.domain.alignment import Aligned
-from rankscope_server.domain.facts import RankFacts, joined
-from rankscope_server.domain.history import Records
+from rankscope_server.domain.clock import Moment
+from rankscope_server.domain.facts import RankFacts, joined, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,32 @@ def assess_drift(aligned: Aligned, ranks: Sequence[RankFacts], reach: int) -> li
     return found
 
 
-def drift_over(records: Records, reach: int) -> bool:
+def device_drift(device: DeviceLengths) -> int:
     """
-    Whether a rank's newest measured records show no drift any more.
+    Largest excess of a sample over what the scheduler allows, in tokens: above 0 is drift.
     """
-    measured = records[records["lengths"] > 0]
+    return max(device.total_excess, device.computed_excess)
+
+
+def assess_device_drift(ranks: Sequence[RankFacts], now: Moment) -> list[Drifting]:
+    """
+    Ranks whose last sample of device-side lengths shows drift. One sample is enough: it was taken between two steps.
+    """
+    return [
+        Drifting(row, rank.device.step, now.unix - (rank.device_age_seconds(now) or 0.0))
+        for row, rank in enumerate(ranks)
+        if rank.device is not None and device_drift(rank.device) > 0
+    ]
+
+
+def drift_over(rank: RankFacts, reach: int) -> bool:
+    """
+    Whether a rank's newest measured records, or its last sample, show no drift any more.
+    """
+    if rank.is_v2:
+        return rank.device is None or device_drift(rank.device) <= 0
+    records = rank.history.tail(4 * reach + 8)
+    measured = records[records["lengths"] == Lengths.OUTPUT_TOKENS]
     return not bool((measured["drift_max"][-(reach + 1) :] > 0).any())
 
 
@@ -65,17 +90,21 @@ def latest_drift(rank: RankFacts, reach: int) -> tuple[int, int, int] | None:
     """
     Largest drift, drifting requests and cached requests, over the rank's newest measured steps; None where unknown.
 
-    The worst of as many steps as there are batches in flight, so that a healthy batch does not hide a drifting one.
+    The worst of as many steps as there are batches in flight, so that a healthy batch does not hide a drifting one. On V2
+    those of the last sample of device-side lengths, however old that is.
     """
+    if rank.is_v2:
+        device = rank.device
+        return None if device is None else (device_drift(device), device.excess_rows, device.rows)
     records = rank.history.tail(reach + 4)
-    measured = records[records["lengths"] > 0][-max(1, reach) :]
+    measured = records[records["lengths"] == Lengths.OUTPUT_TOKENS][-max(1, reach) :]
     if len(measured) == 0:
         return None
     worst = measured[int(measured["drift_max"].argmax())]
     return int(worst["drift_max"]), int(worst["drifting"]), int(worst["cached"])
 
 
-def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int) -> str:
+def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int, now: Moment) -> str:
     """
     Which ranks count too much, by how many tokens, and what the others say.
     """
@@ -83,7 +112,15 @@ def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, r
     for row in rows:
         latest = latest_drift(ranks[row], reach)
         if latest is not None:
-            tokens, requests, _ = latest
+            tokens, requests, of = latest
+            device, age = ranks[row].device, ranks[row].device_age_seconds(now)
+            if device is not None and tokens > 0:
+                ago = "age unknown" if age is None else f"{seconds(age)} ago"
+                parts.append(
+                    f"{ranks[row].label} holds up to {tokens} tokens more on its device than the scheduler allows in {requests} of {of} requests "
+                    f"(sampled at step {device.step}, {ago})"
+                )
+                continue
             parts.append(
                 f"{ranks[row].label} counts up to {tokens} tokens more than the scheduler in {requests} requests"
                 if tokens > 0

@@ -7,7 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rankscope_exporter.contract import MitigationState, Phase, RankIdentity, RankLife, RankReport, RequestTable
+from rankscope_exporter.contract import (
+    DeviceLengths,
+    HookReport,
+    HookState,
+    MitigationState,
+    Phase,
+    RankIdentity,
+    RankLife,
+    RankReport,
+    RequestTable,
+    StepFailure,
+)
 from rankscope_server.domain.clock import Moment, NodeClock
 from rankscope_server.domain.history import StepHistory
 from rankscope_server.domain.model import RankId
@@ -45,6 +56,8 @@ class RankFacts:
     life_since: float
     """Monotonic second since which `report.life` holds, as far as the server saw."""
     requests: RequestTable | None = None
+    reported: float = 0.0
+    """Monotonic second at which `report` arrived."""
 
     @property
     def phase(self) -> Phase | None:
@@ -53,17 +66,31 @@ class RankFacts:
         return None if newest is None else Phase(int(newest["phase"]))
 
     @property
+    def failure(self) -> StepFailure | None:
+        """
+        The step that an error of vLLM ended, if the rank has begun none since: it will not go on.
+
+        Step records come sooner than the report that says how it came about: `method` and `kind` are empty until then.
+        """
+        told, newest = self.report.failure, self.history.newest()
+        if told is not None and told.step >= self.history.last:
+            return told
+        if newest is None or not newest["failed"] or self.report.step > self.history.last:
+            return None
+        return StepFailure(step=int(newest["step"]), phase=int(newest["phase"]), method="", kind="")
+
+    @property
     def in_flight(self) -> bool:
-        """Whether its newest step is not done."""
+        """Whether its newest step is neither done nor ended by an error."""
         phase = self.phase
-        return phase is not None and phase < Phase.DONE
+        return phase is not None and phase < Phase.DONE and self.failure is None
 
     def in_flight_seconds(self, now: Moment) -> float | None:
         """
         Age of the step in flight; None while none is.
         """
         newest = self.history.newest()
-        if newest is None or int(newest["phase"]) >= Phase.DONE:
+        if newest is None or not self.in_flight:
             return None
         return self.clock.age_of(int(newest["begin_ns"]), now)
 
@@ -84,6 +111,39 @@ class RankFacts:
     def running(self) -> bool:
         """Whether its process runs, as far as is known."""
         return self.report.life is RankLife.RUNNING
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether it runs the V2 model runner, whose request state lives on the device."""
+        return self.report.identity.runner == "V2"
+
+    @property
+    def at_risk(self) -> bool:
+        """Whether what is watched here can happen to it at all: it needs pipeline parallelism and speculative decoding."""
+        return self.report.identity.pp_size > 1 and self.report.identity.spec_tokens > 0
+
+    @property
+    def seen_whole(self) -> bool:
+        """Whether no hook of it is off and none has failed: its counts leave nothing out."""
+        return not self.report.faults and not self.lost_hooks
+
+    @property
+    def lost_hooks(self) -> tuple[HookReport, ...]:
+        """Hooks that should be on and are not: their probe failed, or they took themselves out."""
+        return tuple(h for h in self.report.hooks if h.state in (HookState.OFF, HookState.REMOVED))
+
+    @property
+    def device(self) -> DeviceLengths | None:
+        """Its last sample of device-side lengths; None where none is taken."""
+        return self.report.device
+
+    def device_age_seconds(self, now: Moment) -> float | None:
+        """
+        Age of that sample; None where there is none, or where its age is not known.
+        """
+        if self.device is None or self.device.age_seconds is None:
+            return None
+        return self.device.age_seconds + max(0.0, now.monotonic - self.reported)
 
     @property
     def trim(self) -> MitigationState | None:

@@ -11,14 +11,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope_exporter.contract import ControlOutcome, Guard, HookState, MitigationState, Phase, RankLife
+from rankscope_exporter.contract import ControlOutcome, Guard, MitigationState, Phase, RankLife
+from rankscope_server.domain.acts import note_acts
 from rankscope_server.domain.alignment import Aligned, align, newest_step, settled_step
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.disagreements import Disagreement, assess_batches, assess_guards, assess_masks
-from rankscope_server.domain.drift import assess_drift, drift_over, drift_sentence
+from rankscope_server.domain.disagreements import (
+    Disagreement,
+    assess_batches,
+    assess_guards,
+    assess_masks,
+    assess_widths,
+)
+from rankscope_server.domain.drift import assess_device_drift, assess_drift, drift_over, drift_sentence
 from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, seconds
 from rankscope_server.domain.fix import acting_on
-from rankscope_server.domain.model import Finding, FindingKind, Severity
+from rankscope_server.domain.model import ActedMark, Finding, FindingKind, Severity
+from rankscope_server.domain.sight import assess_sight
+from rankscope_server.domain.words import failed_in
 
 WEDGE_SECONDS = 3.0
 """
@@ -57,7 +66,12 @@ Steps that are compared at most in one go; a rank that lags further behind has l
 
 CLOSED_KEPT = 8
 
-STICKY = (FindingKind.GUARD_DISAGREEMENT, FindingKind.MASK_DISAGREEMENT, FindingKind.BATCH_MISMATCH)
+STICKY = (
+    FindingKind.GUARD_DISAGREEMENT,
+    FindingKind.MASK_DISAGREEMENT,
+    FindingKind.WIDTH_MISMATCH,
+    FindingKind.BATCH_MISMATCH,
+)
 """
 Findings that stay open for the engine's life: what they say cannot become untrue.
 """
@@ -91,6 +105,8 @@ class EngineMemory:
     """Those that were and are no more, newest first, a few."""
     last_differing: Mapping[tuple[FindingKind, int], int] = field(default_factory=dict)
     """The last step at which ranks were seen to differ."""
+    acted: tuple[ActedMark, ...] = ()
+    """When toggles of the trim fix took effect, oldest first, a few."""
 
     @property
     def all_findings(self) -> tuple[Finding, ...]:
@@ -116,12 +132,13 @@ _RANKING = {
     FindingKind.WEDGED: 0,
     FindingKind.RANK_LOST: 1,
     FindingKind.GUARD_DISAGREEMENT: 2,
-    FindingKind.BATCH_MISMATCH: 3,
-    FindingKind.MASK_DISAGREEMENT: 4,
-    FindingKind.MITIGATION_MIXED: 5,
-    FindingKind.STALLED: 6,
-    FindingKind.DRIFT: 7,
-    FindingKind.BLIND: 8,
+    FindingKind.WIDTH_MISMATCH: 3,
+    FindingKind.BATCH_MISMATCH: 4,
+    FindingKind.MASK_DISAGREEMENT: 5,
+    FindingKind.MITIGATION_MIXED: 6,
+    FindingKind.STALLED: 7,
+    FindingKind.DRIFT: 8,
+    FindingKind.BLIND: 9,
 }
 
 
@@ -152,7 +169,9 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
         assessed += _assess_life(engine, group, now)
         assessed += _assess_mitigation(group, aligned, now)
     assessed += assess_blind(engine, now)
-    return settle(dataclasses.replace(memory, settled=settled, last_differing=last_differing), assessed, now)
+    acted = note_acts(engine, memory.acted)
+    memory = dataclasses.replace(memory, settled=settled, last_differing=last_differing, acted=acted)
+    return settle(memory, assessed, now)
 
 
 def reach_of(group: Sequence[RankFacts]) -> int:
@@ -191,7 +210,7 @@ def settle(memory: EngineMemory, assessed: Sequence[Assessed], now: Moment) -> E
 def _disagreements(aligned: Aligned, group: Sequence[RankFacts]) -> Iterator[Disagreement]:
     if aligned.steps.size == 0 or len(group) < 2:
         return
-    for look in (assess_batches, assess_masks, assess_guards):
+    for look in (assess_batches, assess_masks, assess_guards, assess_widths):
         found = look(aligned, group)
         if found is not None:
             yield found
@@ -209,9 +228,9 @@ def _assess_drift(
     known = memory.findings.get((FindingKind.DRIFT, dp))
     if engine.idle or aligned.steps.size == 0:
         return  # no request is left that could drift
-    found = {one.row: one for one in assess_drift(aligned, group, reach)}
+    found = {one.row: one for one in (*assess_drift(aligned, group, reach), *assess_device_drift(group, now))}
     rows = [row for row, rank in enumerate(group) if row in found or (known is not None and rank.id in known.ranks)]
-    rows = [row for row in rows if not drift_over(group[row].history.tail(4 * reach + 8), reach)]
+    rows = [row for row in rows if not drift_over(group[row], reach)]
     if not rows:
         return
     first = min((found[row] for row in rows if row in found), key=lambda one: one.step, default=None)
@@ -223,7 +242,7 @@ def _assess_drift(
         else group[rows[0]].history.last
     )
     since = first.since_unix if first is not None else now.unix
-    sentence = drift_sentence(group, rows, step, reach)
+    sentence = drift_sentence(group, rows, step, reach, now)
     yield Assessed(FindingKind.DRIFT, dp, Severity.WARNING, sentence, step, tuple(group[row] for row in rows), since)
 
 
@@ -266,8 +285,8 @@ def _assess_motion(
                 FindingKind.WEDGED, dp, Severity.CRITICAL, _wedge_sentence(group, frozen), step, tuple(stuck), since
             )
         return
-    if any(rank.report.life is RankLife.GONE for rank in group):
-        return  # that a process is gone says it better
+    if any(rank.report.life is RankLife.GONE or rank.failure is not None for rank in group):
+        return  # that a process is gone, or its step failed, says it better
     limit = _limit(group, STALL_SECONDS, 50)
     if frozen >= limit:
         severity = Severity.CRITICAL if frozen >= STALL_CRITICAL * limit else Severity.WARNING
@@ -295,30 +314,63 @@ def _newest_guard(rank: RankFacts) -> int:
 
 
 def _assess_life(engine: EngineFacts, group: Sequence[RankFacts], now: Moment) -> Iterator[Assessed]:
+    """
+    Ranks that take no further step while their peers wait: gone, stopped, or with a step that an error of vLLM ended.
+    """
     if engine.replaced:
         return
     gone = [rank for rank in group if rank.report.life is RankLife.GONE]
     stopped = [rank for rank in group if rank.report.life is RankLife.STOPPED]
-    lost = [
+    failed = [rank for rank in group if rank.failure is not None]
+    lifeless = [
         rank
         for rank in (*gone, *stopped)
         if now.monotonic - rank.life_since >= SETTLE_SECONDS or rank.life_since <= rank.first_seen
     ]
+    lost = list(dict.fromkeys((*failed, *lifeless)))  # whose step failed first: that is the cause
     if not lost:
         return
-    since = now.unix_of(min(rank.life_since for rank in lost))
-    parts = [
-        f"{rank.label} {'is gone' if rank in gone else 'is stopped by a signal'} (pid {rank.report.identity.pid}) at step {rank.history.last}"
-        for rank in lost
-    ]
     if len(gone) == len(group):
-        sentence = f"every process of the engine is gone; the last step was {newest_step([rank.history for rank in group])}: start vLLM again"
+        failures = "".join(f"{_loss(rank, gone)}; " for rank in failed)
+        sentence = f"{failures}every process of the engine is gone; the last step was {newest_step([rank.history for rank in group])}: start vLLM again"
     else:
-        waiting = [rank.label for rank in group if rank.running]
-        rest = f"; {joined(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for it" if waiting else ""
-        sentence = f"{joined(parts)}{rest}"
+        sentence = f"{joined(_loss(rank, gone) for rank in lost)}{_waiting(group, lost)}"
+    since = min(
+        [now.unix_of(rank.life_since) for rank in lifeless if rank not in failed]
+        + [_failed_unix(rank, now) for rank in failed]
+    )
     step = min((rank.history.last for rank in lost if rank.history.last), default=None)
     yield Assessed(FindingKind.RANK_LOST, group[0].id.dp_rank, Severity.CRITICAL, sentence, step, tuple(lost), since)
+
+
+def _loss(rank: RankFacts, gone: Sequence[RankFacts]) -> str:
+    how = "is gone" if rank in gone else "is stopped by a signal"
+    if rank.failure is not None:
+        ended = f", and {how} (pid {rank.report.identity.pid})" if rank in gone else ""
+        return f"{rank.label} {failed_in(rank.failure)}{ended}"
+    return f"{rank.label} {how} (pid {rank.report.identity.pid}) at step {rank.history.last}"
+
+
+def _waiting(group: Sequence[RankFacts], lost: Sequence[RankFacts]) -> str:
+    """
+    Who waits for the ranks that are lost, as the end of a sentence; empty if nobody does.
+    """
+    waiting = [rank.label for rank in group if rank.running and rank not in lost]
+    if not waiting:
+        return ""
+    if all(rank.failure is not None for rank in lost):
+        return f"; {'its' if len(lost) == 1 else 'their'} peers wait"
+    return f"; {joined(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for it"
+
+
+def _failed_unix(rank: RankFacts, now: Moment) -> float:
+    """
+    When the step that failed was last written to: the error came after that.
+    """
+    newest = rank.history.newest()
+    if newest is None:
+        return now.unix
+    return rank.clock.unix_of(max(int(newest["begin_ns"]), int(newest["decide_ns"])))
 
 
 def _assess_mitigation(group: Sequence[RankFacts], aligned: Aligned, now: Moment) -> Iterator[Assessed]:
@@ -388,23 +440,21 @@ def assess_blind(engine: EngineFacts, now: Moment) -> Iterator[Assessed]:
 
 def _unseen(rank: RankFacts) -> Iterator[str]:
     identity = rank.report.identity
-    off = [hook for hook in rank.report.hooks if hook.state in (HookState.OFF, HookState.REMOVED)]
-    if off:
-        first = off[0]
-        more = f" (and {len(off) - 1} more)" if len(off) > 1 else ""
-        yield f"hook {first.hook} of {rank.label} is {first.state.value}{more}: {first.reason or 'no reason given'}"
+    yield from assess_sight(rank)
     if rank.report.life is RankLife.UNKNOWN:
         yield (
             f"whether {rank.label} lives is unknown: let its exporter share vLLM's process namespace "
             '(Kubernetes: shareProcessNamespace: true; Compose: pid: "service:vllm")'
         )
-    if identity.pp_size < 2 or identity.spec_tokens == 0:
+    if not rank.at_risk:
         return  # nothing of what is watched here can happen
-    if identity.runner != "V1":
-        yield f"{rank.label} runs the {identity.runner} model runner, whose lengths and guard are not watched yet"
+    if identity.runner not in ("V1", "V2"):
+        yield f"{rank.label} runs a model runner that Rankscope does not know ({identity.runner_class}): run rankscope-exporter doctor beside vLLM"
     elif rank.trim is MitigationState.UNKNOWN_CODE:
         yield f"{rank.label} runs code that the trim fix does not know: {rank.trim_reason or 'no reason given'}"
+    if rank.is_v2:
+        return  # its lengths on the host cannot drift, and early releases keep none
     records = rank.history.tail(8)
     judged = records[(records["phase"] >= Phase.STATE_UPDATED) & (records["cached"] > 0)]
-    if not off and len(judged) and not bool((judged["lengths"] > 0).any()):
+    if not rank.lost_hooks and len(judged) and not bool((judged["lengths"] > 0).any()):
         yield f"{rank.label} reports steps without request-state lengths"

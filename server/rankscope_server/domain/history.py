@@ -20,7 +20,8 @@ Records = npt.NDArray[np.void]
 
 class StepHistory:
     """
-    The last steps of a rank, by ordinal. A record replaces the one of the same step unless it is an earlier phase of it.
+    The last steps of a rank, by ordinal. A record replaces the one of the same step if it is a later phase of it, or if
+    the step has failed since.
     """
 
     __slots__ = ("_ring", "capacity", "first", "last")
@@ -50,6 +51,7 @@ class StepHistory:
         slots = records["step"] % np.uint64(self.capacity)
         held = self._ring[slots]
         fresh = (held["step"] != records["step"]) | (held["phase"] < records["phase"])
+        fresh |= (held["phase"] == records["phase"]) & (held["failed"] < records["failed"])
         records = records[fresh]
         self._ring[slots[fresh]] = records
         self.last = newest

@@ -31,12 +31,15 @@ class State(enum.IntEnum):
     DRIFTING = 3
     STALLED = 4
     """A step is in flight for longer than its limit, and no disagreement is known."""
-    OUTPUT_WRONG = 5
+    MITIGATION_MIXED = 5
+    """Some ranks have the trim fix and some do not: their request state parts from here on."""
+    OUTPUT_WRONG = 6
     """Masked requests differ between ranks: their output is wrong from here on."""
-    PARTED = 6
-    """Guard decisions (or batches) differ at the same step: a wedge is near."""
-    RANK_LOST = 7
-    WEDGED = 8
+    PARTED = 7
+    """Guard decisions (or batches, or widths) differ at the same step: a wedge is near."""
+    RANK_LOST = 8
+    """A process is gone or stopped, or a step of it failed, while its peers wait."""
+    WEDGED = 9
 
     @property
     def label(self) -> str:
@@ -52,6 +55,7 @@ class FindingKind(str, enum.Enum):
     DRIFT = "drift"
     MASK_DISAGREEMENT = "mask disagreement"
     GUARD_DISAGREEMENT = "guard disagreement"
+    WIDTH_MISMATCH = "width mismatch"
     BATCH_MISMATCH = "batch mismatch"
     WEDGED = "wedged"
     STALLED = "stalled"
@@ -132,6 +136,74 @@ class RankView:
     faults: int
     pid: int
     host: str
+    failed: bool = False
+    """Whether its last step ended in an error of vLLM; `last_did` says how."""
+    host_lengths: "HostLengths | None" = None
+    """Request lengths as a V2 rank keeps them on the host; None on other runners, and where they are unknown."""
+    device: "DeviceView | None" = None
+    """Its last sample of device-side lengths; None where none is taken."""
+    exchange: "ExchangeView | None" = None
+    """Its side of the sampled-token exchange; None on other runners than V2, and before its first decision."""
+    queue: "QueueView | None" = None
+    """Its receive queue; None where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLengths:
+    """
+    Computed tokens of the cached requests of a V2 rank's newest step: copies of what the scheduler says, in tokens.
+    """
+
+    total: int
+    largest: int
+    beyond: int
+    """Largest difference to the scheduler's; 0 as long as they are copies of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """
+    Lengths as a V2 rank's device holds them, sampled rarely and without waiting; in tokens.
+    """
+
+    step: int
+    age_seconds: float | None
+    """None where it is not known."""
+    every: int
+    """Steps between two samples."""
+    rows: int
+    excess_rows: int
+    """Requests of which more is held than the scheduler allows."""
+    total_excess: int
+    """Largest `total_len` beyond that; at most 0 if all is well."""
+    computed_excess: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeView:
+    """
+    The sampled-token exchange of a rank's newest decided step, and since the start.
+    """
+
+    width: int | None
+    """Columns as the rank posts them; None where it does not know, or skips."""
+    posted: int
+    """Collectives that it posted in the step."""
+    posted_total: int
+    completed_total: int | None
+    """None where the rank does not come to know of completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """
+    What a V2 rank has received and not used yet.
+    """
+
+    depth: int
+    filled: int
+    dropped_total: int
+    """Received rows that were not used, as their request was freed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +334,27 @@ class EngineView:
     audit: tuple[AuditRow, ...]
     ended: bool = False
     """Whether every process of the engine is gone: what is shown is what it did last."""
+    unknown_code: str = ""
+    """What is seen and what is not of ranks that run code which Rankscope does not know; empty if all is known."""
+    drift_unknown: str = ""
+    """Why no drift can be shown, with the remedy; empty where it can."""
+    requests_unknown: str = ""
+    """Why it is not known which requests drift; empty where it is."""
+    acted: tuple["ActedMark", ...] = ()
+    """When the trim fix was turned on or off, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActedMark:
+    """
+    The step at which the ranks of an engine acted on a toggle.
+    """
+
+    generation: int
+    desired: bool
+    step: int
+    at_unix: float
+    """When the step began, by the clock of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +393,8 @@ class DeploymentCard:
     fix_state: str
     problems: tuple[str, ...] = ()
     """Exporters that cannot be reached or understood, each with the remedy."""
+    unknown_code: str = ""
+    """As for an engine, of the first one that runs such code; empty if none does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ _STATES = {
     FindingKind.DRIFT: State.DRIFTING,
     FindingKind.MASK_DISAGREEMENT: State.OUTPUT_WRONG,
     FindingKind.GUARD_DISAGREEMENT: State.PARTED,
+    FindingKind.WIDTH_MISMATCH: State.PARTED,
     FindingKind.BATCH_MISMATCH: State.PARTED,
     FindingKind.WEDGED: State.WEDGED,
     FindingKind.STALLED: State.STALLED,
     FindingKind.RANK_LOST: State.RANK_LOST,
-    FindingKind.MITIGATION_MIXED: State.DRIFTING,
+    FindingKind.MITIGATION_MIXED: State.MITIGATION_MIXED,
     FindingKind.BLIND: State.BLIND,
 }
 

@@ -4,7 +4,7 @@ The strip of guard decisions: ranks by steps.
 
 import numpy as np
 
-from rankscope_exporter.contract import Phase
+from rankscope_exporter.contract import Lengths, Phase
 from rankscope_server.domain.alignment import align, differing
 from rankscope_server.domain.facts import EngineFacts
 from rankscope_server.domain.model import Strip, StripCell
@@ -48,6 +48,8 @@ def _cell(step: int, record: np.void, differs: bool) -> StripCell:
         guard=guard_word(record),
         masked=int(record["masked"]) if decided and record["mask_known"] else None,
         requests=int(record["requests"]) if decided else None,
-        drift_max=int(record["drift_max"]) if phase >= Phase.STATE_UPDATED and record["lengths"] else None,
+        drift_max=int(record["drift_max"])
+        if phase >= Phase.STATE_UPDATED and record["lengths"] == Lengths.OUTPUT_TOKENS
+        else None,
         differs=differs and decided,
     )

@@ -79,10 +79,19 @@ def plan_engine(
     """
     Whether and when one engine can be toggled.
     """
-    refusal = refuse_delivery(engine, memory, now) or refuse_state(engine, desired=desired)
+    refusal = refuse_runner(engine) or refuse_delivery(engine, memory, now) or refuse_state(engine, desired=desired)
     return EnginePlan(
         engine.engine, effective_step(engine, rate, now), not engine.idle and engine.newest_step > 0, refusal
     )
+
+
+def refuse_runner(engine: EngineFacts) -> str:
+    """
+    Why the trim fix is not for the model runner of an engine, whatever its ranks do; empty if it may be.
+    """
+    if all(rank.is_v2 and rank.trim is MitigationState.NOT_APPLICABLE for rank in engine.ranks):
+        return "not applicable on V2: it keeps no output tokens to trim"
+    return ""
 
 
 def refuse_delivery(engine: EngineFacts, memory: EngineMemory, now: Moment) -> str:
@@ -104,6 +113,9 @@ def refuse_delivery(engine: EngineFacts, memory: EngineMemory, now: Moment) -> s
         return "the engine is wedged: no rank takes another step, so none would act; restart vLLM, then turn it on"
     if memory.has(FindingKind.STALLED):
         return "no rank takes a step at present, so none would act; see the finding first"
+    for rank in engine.ranks:
+        if rank.failure is not None:
+            return f"{rank.label} failed in step {rank.failure.step} and takes no further one: restart vLLM first"
     unseen = [rank for rank in engine.ranks if rank.report.life is RankLife.UNKNOWN]
     if unseen:
         return f"whether {joined(r.label for r in unseen)} {'run' if len(unseen) > 1 else 'runs'} is unknown: let the exporter share vLLM's process namespace"

@@ -6,26 +6,33 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankscope_exporter.contract import Phase
+import numpy as np
+
+from rankscope_exporter.contract import Detail, Guard, Lengths, Phase
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.drift import latest_drift
-from rankscope_server.domain.facts import EngineFacts, ExporterFacts, RankFacts, most_common, seconds
+from rankscope_server.domain.facts import EngineFacts, ExporterFacts, RankFacts, joined, most_common, seconds
 from rankscope_server.domain.findings import EngineMemory
 from rankscope_server.domain.fix import build_progress, fix_state
 from rankscope_server.domain.model import (
     AuditRow,
     DeploymentCard,
     DeploymentRole,
+    DeviceView,
     EngineCard,
     EngineView,
+    ExchangeView,
     FindingKind,
     FixView,
     HookView,
+    HostLengths,
+    QueueView,
     RankView,
     RequestView,
     State,
 )
 from rankscope_server.domain.ports import TogglePlan
+from rankscope_server.domain.sight import describe_unknown_code
 from rankscope_server.domain.state import drift_by_rank, engine_headline, engine_state
 from rankscope_server.domain.strip import build_strip
 from rankscope_server.domain.words import guard_word, last_did
@@ -34,6 +41,11 @@ REQUESTS_SHOWN = 64
 RECENT_STEPS = 256
 """
 Rows of the request table that a rank last touched longer ago than this are of requests that no longer drift.
+"""
+
+RECENT_RECORDS = 8
+"""
+Records among which the newest is looked for that has come far enough.
 """
 
 _PHASES = {
@@ -94,6 +106,10 @@ def build_engine(engine: EngineFacts, context: EngineContext, now: Moment) -> En
         fix=_fix(engine, context),
         audit=context.audit,
         ended=engine.ended,
+        unknown_code=describe_unknown_code(engine),
+        drift_unknown=explain_unknown_drift(engine),
+        requests_unknown=explain_unknown_requests(engine),
+        acted=context.memory.acted,
     )
 
 
@@ -108,7 +124,7 @@ def _rank(rank: RankFacts, engine: EngineFacts, context: EngineContext, now: Mom
         key=rank.report.key,
         life=rank.report.life.value,
         step=max(rank.history.last, rank.report.step),
-        phase="no step yet" if newest is None else _PHASES.get(Phase(int(newest["phase"])), "unknown"),
+        phase=_phase_word(rank, newest),
         in_flight_seconds=rank.in_flight_seconds(now),
         steps_per_second=context.rates.get(rank.report.key),
         drift_max=None if latest is None else latest[0],
@@ -123,7 +139,101 @@ def _rank(rank: RankFacts, engine: EngineFacts, context: EngineContext, now: Mom
         faults=rank.report.faults,
         pid=rank.report.identity.pid,
         host=rank.report.identity.host,
+        failed=rank.failure is not None,
+        host_lengths=_host_lengths(rank),
+        device=_device(rank, now),
+        exchange=_exchange(rank),
+        queue=_queue(rank),
     )
+
+
+def _phase_word(rank: RankFacts, newest: np.void | None) -> str:
+    if newest is None:
+        return "no step yet"
+    word = _PHASES.get(Phase(int(newest["phase"])), "unknown")
+    return f"{word}, then failed" if rank.failure is not None else word
+
+
+def _newest_at(rank: RankFacts, phase: Phase) -> np.void | None:
+    """
+    The newest of a V2 rank's last records that has come as far as `phase`; None if none has, and on other runners.
+    """
+    if not rank.is_v2:
+        return None
+    return next((record for record in rank.history.backwards(RECENT_RECORDS) if int(record["phase"]) >= phase), None)
+
+
+def _host_lengths(rank: RankFacts) -> HostLengths | None:
+    record = _newest_at(rank, Phase.STATE_UPDATED)
+    if record is None or int(record["lengths"]) != Lengths.COMPUTED_TOKENS:
+        return None
+    return HostLengths(int(record["state_sum"]), int(record["state_max"]), int(record["drift_max"]))
+
+
+def _device(rank: RankFacts, now: Moment) -> DeviceView | None:
+    device = rank.device
+    if device is None:
+        return None
+    return DeviceView(
+        step=device.step,
+        age_seconds=rank.device_age_seconds(now),
+        every=device.every,
+        rows=device.rows,
+        excess_rows=device.excess_rows,
+        total_excess=device.total_excess,
+        computed_excess=device.computed_excess,
+    )
+
+
+def _exchange(rank: RankFacts) -> ExchangeView | None:
+    record = _newest_at(rank, Phase.DECIDED)
+    if record is None:
+        return None
+    return ExchangeView(
+        width=(int(record["width"]) or None) if int(record["guard"]) == Guard.BROADCAST else None,
+        posted=int(record["posted"]),
+        posted_total=int(record["posted_total"]),
+        completed_total=_completed_total(rank),
+    )
+
+
+def _completed_total(rank: RankFacts) -> int | None:
+    record = _newest_at(rank, Phase.DONE) if rank.report.identity.completes else None
+    return None if record is None else int(record["completed_total"])
+
+
+def _queue(rank: RankFacts) -> QueueView | None:
+    record = _newest_at(rank, Phase.STATE_UPDATED)
+    if record is None or not int(record["queue_depth"]):
+        return None
+    return QueueView(int(record["queue_depth"]), int(record["queue_filled"]), int(record["dropped_total"]))
+
+
+def explain_unknown_drift(engine: EngineFacts) -> str:
+    """
+    Why no drift of an engine can be shown, with the remedy; empty where it can.
+    """
+    if not all(rank.is_v2 and rank.device is None for rank in engine.ranks):
+        return ""
+    failed = [hook for rank in engine.ranks for hook in rank.lost_hooks if hook.hook == "device_lengths"]
+    if failed:
+        return f"Drift is unknown here: lengths on the device could not be sampled ({failed[0].reason or 'no reason given'})."
+    return (
+        "Drift is unknown here: the V2 model runner keeps request lengths on the device, and no sample of them has come. "
+        "Set RANKSCOPE_DEVICE_LENGTHS_STEPS in vLLM's environment, say to 200, to have them sampled once in so many steps."
+    )
+
+
+def explain_unknown_requests(engine: EngineFacts) -> str:
+    """
+    Why it is not known which requests of an engine drift; empty where it is.
+    """
+    if any(rank.is_v2 for rank in engine.ranks):
+        return "Not known on V2: request lengths are on the device, and are sampled only all together."
+    reduced = [rank.label for rank in engine.ranks if rank.report.detail is not Detail.FULL]
+    if reduced:
+        return f"Not known: {joined(reduced)} {'are' if len(reduced) > 1 else 'is'} over the budget of own time and {'keep' if len(reduced) > 1 else 'keeps'} no table of requests."
+    return ""
 
 
 def _requests(engine: EngineFacts) -> tuple[RequestView, ...]:
@@ -139,7 +249,7 @@ def _requests(engine: EngineFacts) -> tuple[RequestView, ...]:
             row.first_drift_step,
         )
         for rank in engine.ranks
-        if rank.requests is not None and rank.requests.drifting > 0
+        if rank.requests is not None and rank.requests.drifting > 0 and not rank.is_v2
         for row in rank.requests.rows
         if row.drift > 0 and row.step + RECENT_STEPS > rank.history.last
     ]
@@ -225,6 +335,7 @@ def build_deployment(
         sparkline=sparkline,
         fix_state="unknown" if not states else next(iter(states)) if len(states) == 1 else "mixed",
         problems=problems,
+        unknown_code=next(filter(None, (describe_unknown_code(facts) for facts, _ in judged)), ""),
     )
 
 

@@ -4,13 +4,18 @@ What a rank did last, in a sentence: what is left of it when it hangs or is gone
 
 import numpy as np
 
-from rankscope_exporter.contract import Guard, Phase, RankLife, Role
+from rankscope_exporter.contract import Guard, Phase, RankLife, Role, StepFailure
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import RankFacts, joined, seconds
 
 LINGERS_SECONDS = 2.0
 """
 A phase that lasts for longer is worth saying how long.
+"""
+
+_UNTOLD = ("", "unknown")
+"""
+What a rank says of a failure whose method and kind it did not write down.
 """
 
 _GUARDS = {Guard.NONE: "none", Guard.BROADCAST: "broadcast", Guard.SKIP: "skip"}
@@ -25,11 +30,30 @@ def guard_word(record: np.void | None) -> str:
     return _GUARDS.get(Guard(int(record["guard"])) if int(record["guard"]) in (0, 1, 2) else Guard.NONE, "none")
 
 
+_NEVER_LEFT: dict[int, str] = {
+    Phase.SCHEDULED: "before the state was updated",
+    Phase.STATE_UPDATED: "after the state was updated",
+    Phase.DECIDED: "after the guard had decided",
+}
+
+
+def failed_in(failure: StepFailure) -> str:
+    """
+    How a step ended in an error of vLLM: `failed in step 34, in sample_tokens after the state was updated: AssertionError`.
+    """
+    method = "" if failure.method in _UNTOLD else f"in {failure.method}"
+    place = " ".join(filter(None, (method, _NEVER_LEFT.get(failure.phase, ""))))
+    kind = "" if failure.kind in _UNTOLD else f": {failure.kind}"
+    return f"failed in step {failure.step}{', ' if place else ''}{place}{kind}"
+
+
 def last_did(rank: RankFacts, peers: tuple[RankFacts, ...], now: Moment) -> str:
     """
     The last thing that `rank` did, with what it waits for where that is known.
     """
-    newest = rank.history.newest()
+    failure, newest = rank.failure, rank.history.newest()
+    if failure is not None:
+        return f"{failed_in(failure)}{_fate(rank)}"
     if newest is None:
         if rank.report.step:
             return f"is at step {rank.report.step}; no step record was read"
@@ -37,13 +61,20 @@ def last_did(rank: RankFacts, peers: tuple[RankFacts, ...], now: Moment) -> str:
     age = rank.in_flight_seconds(now) or 0.0
     frozen = age > LINGERS_SECONDS
     sentence = _in_flight(rank, newest, peers, frozen=frozen) if int(newest["phase"]) < Phase.DONE else _done(newest)
-    if rank.report.life is RankLife.GONE:
-        return f"{sentence}; then its process ended"
-    if rank.report.life is RankLife.STOPPED:
-        return f"{sentence}; its process is stopped by a signal"
-    if rank.report.life is RankLife.UNKNOWN:
-        return f"{sentence}; whether its process lives is unknown"
+    if rank.report.life is not RankLife.RUNNING:
+        return f"{sentence}{_fate(rank)}"
     return f"{sentence} ({seconds(age)})" if frozen else sentence
+
+
+def _fate(rank: RankFacts) -> str:
+    """
+    What became of its process since; empty while that runs.
+    """
+    return {
+        RankLife.GONE: "; then its process ended",
+        RankLife.STOPPED: "; its process is stopped by a signal",
+        RankLife.UNKNOWN: "; whether its process lives is unknown",
+    }.get(rank.report.life, "")
 
 
 def _in_flight(rank: RankFacts, newest: np.void, peers: tuple[RankFacts, ...], *, frozen: bool) -> str:

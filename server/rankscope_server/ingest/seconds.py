@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rankscope_exporter.contract import Phase
+from rankscope_exporter.contract import Lengths, Phase
 from rankscope_server.domain.history import Records
 
 SECONDS_HELD = 3600
@@ -29,7 +29,7 @@ class Sample:
 
 class SecondSeries:
     """
-    The last hour of a rank, second by second; seconds without a measured step are unknown.
+    The last hour of a rank, second by second; seconds in which nothing that can drift was measured are unknown.
     """
 
     __slots__ = ("_drift", "_requests", "_second", "_state", "_steps", "first", "last", "taken")
@@ -50,7 +50,7 @@ class SecondSeries:
         """
         Take in new records, with the wall-clock second at which each began.
         """
-        measured = (records["lengths"] > 0) & (records["phase"] >= Phase.STATE_UPDATED)
+        measured = (records["lengths"] == Lengths.OUTPUT_TOKENS) & (records["phase"] >= Phase.STATE_UPDATED)
         records, unix = records[measured], unix[measured]
         if len(records) == 0:
             return
@@ -58,6 +58,31 @@ class SecondSeries:
         newest = max(self.last, int(seconds.max()))
         recent = seconds > newest - SECONDS_HELD
         records, seconds = records[recent], seconds[recent]
+        slots = self._open(seconds)
+        np.maximum.at(self._drift, slots, records["drift_max"].astype(np.int64))
+        np.maximum.at(self._state, slots, records["state_max"].astype(np.int64))
+        np.maximum.at(self._requests, slots, (records["cached"] + records["new"]).astype(np.int64))
+        np.add.at(self._steps, slots, (records["phase"] == Phase.DONE).astype(np.int64))
+        self.last = newest
+        if self.first == 0:
+            self.first = int(seconds.min())
+
+    def note(self, second: int, drift: int, requests: int) -> None:
+        """
+        Take in a sample of device-side lengths, whose largest drift over so many requests this is.
+        """
+        if second <= 0 or second <= self.last - SECONDS_HELD:
+            return
+        slots = self._open(np.array([second], np.int64))
+        np.maximum.at(self._drift, slots, drift)
+        np.maximum.at(self._requests, slots, requests)
+        self.last = max(self.last, second)
+        self.first = self.first or second
+
+    def _open(self, seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """
+        The slots of `seconds`, emptied where they held another second.
+        """
         slots = seconds % SECONDS_HELD
         stale = self._second[slots] != seconds
         for array, empty in (
@@ -68,13 +93,7 @@ class SecondSeries:
         ):
             array[slots[stale]] = empty
         self._second[slots] = seconds
-        np.maximum.at(self._drift, slots, records["drift_max"].astype(np.int64))
-        np.maximum.at(self._state, slots, records["state_max"].astype(np.int64))
-        np.maximum.at(self._requests, slots, (records["cached"] + records["new"]).astype(np.int64))
-        np.add.at(self._steps, slots, (records["phase"] == Phase.DONE).astype(np.int64))
-        self.last = newest
-        if self.first == 0:
-            self.first = int(seconds.min())
+        return slots
 
     def drift(self, seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """

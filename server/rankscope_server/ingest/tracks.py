@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope_exporter.contract import RankLife, RankReport, RanksAnswer, RequestsAnswer, RequestTable, StepsFrame
 from rankscope_server.domain.clock import Moment, NodeClock
+from rankscope_server.domain.drift import device_drift
 from rankscope_server.domain.facts import EngineFacts, ExporterFacts, RankFacts, rank_labels
 from rankscope_server.domain.history import StepHistory
 from rankscope_server.domain.model import RankId
@@ -36,12 +37,25 @@ class RankTrack:
     history: StepHistory = field(default_factory=StepHistory)
     seconds: SecondSeries = field(default_factory=SecondSeries)
     requests: RequestTable | None = None
+    reported: float = 0.0
+    """Monotonic second at which `report` arrived."""
+    device_samples: int = 0
+    """How many samples of device-side lengths the rank had taken when the last one was put into the series."""
 
     @property
     def id(self) -> RankId:
         """Where it stands in its engine."""
         identity = self.report.identity
         return RankId(identity.dp_rank, identity.pp_rank, identity.tp_rank)
+
+    def note_device(self, unix: float) -> None:
+        """
+        Put the report's sample of device-side lengths into the series, once; `unix` is the node's time of the report.
+        """
+        device = self.report.device
+        if device is not None and device.age_seconds is not None and device.samples != self.device_samples:
+            self.device_samples = device.samples
+            self.seconds.note(int(unix - device.age_seconds), device_drift(device), device.rows)
 
     def rate(self, window_seconds: float = 5.0) -> float | None:
         """
@@ -91,12 +105,14 @@ class ExporterTrack:
         for key, report in reports.items():
             track = self.ranks.get(key)
             if track is None or track.report.identity != report.identity:
-                self.ranks[key] = RankTrack(self.url, report, now.monotonic, now.monotonic)
+                track = self.ranks[key] = RankTrack(self.url, report, now.monotonic, now.monotonic)
                 self.refetch = True
             else:
                 if track.report.life is not report.life:
                     track.life_since = now.monotonic
                 track.report = report
+            track.reported = now.monotonic
+            track.note_device(answer.unix)
         for key in [key for key in self.ranks if key not in reports]:
             del self.ranks[key]
 
@@ -250,6 +266,7 @@ def _rank_facts(rank: RankId, label: str, exporter: ExporterTrack, track: RankTr
         first_seen=track.first_seen,
         life_since=track.life_since,
         requests=track.requests,
+        reported=track.reported,
     )
 
 
