@@ -14,10 +14,12 @@ PORT ?= 8700
 HOLD ?= 180
 MINUTES ?= 30
 BENCH ?=
+METHOD ?=
+BOOT ?=
 OPEN ?= $(if $(DISPLAY)$(WAYLAND_DISPLAY),--open)
 PYTEST_ARGS ?=
 
-.PHONY: help setup lab-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift soak docs matrix lock clean
+.PHONY: help setup lab-setup lab-v2-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift e2e-v2 boots soak docs matrix lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,9 @@ setup: $(STAMP) ## Environment for server, exporter and tools (.venv)
 lab-setup: setup ## Environment with a real vLLM on CPU (.venv-vllm, 3.3 GB, minutes)
 	@$(BIN)/python -m rankscope_lab setup
 
+lab-v2-setup: setup ## Environment with the vLLM whose V2 runner is tested (.venv-vllm-v2; it shares most files with the first)
+	@$(BIN)/python -m rankscope_lab setup --release 0.32.0
+
 run: lab-setup ## Server and lab: two real vLLM engines, and the page that shows them
 	@$(BIN)/python -m rankscope_lab run --port $(PORT) --hold $(HOLD) $(OPEN)
 
@@ -48,7 +53,7 @@ lab: lab-setup ## The two engines, their exporters and traffic, without the serv
 lab-down: setup ## End whatever a lab that crashed has left behind
 	@$(BIN)/python -m rankscope_lab down
 
-test: lab-setup ## All tests, real vLLM and browser included; a missing tool is a failure
+test: lab-setup lab-v2-setup ## All tests, real vLLM and browser included; a missing tool is a failure
 	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest --ignore tests/vllm/equivalence $(PYTEST_ARGS)
 	@$(BIN)/uv pip install --quiet --python $(LAB_VENV)/bin/python -r tests/requirements-vllm.txt
 	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
@@ -75,6 +80,12 @@ e2e: lab-setup ## Baseline, canary and mid-drift on real vLLM, one JSON line a f
 e2e-baseline e2e-canary e2e-mid-drift: e2e-%: lab-setup
 	@$(BIN)/python tests/e2e/run.py $*
 
+e2e-v2: lab-v2-setup ## The V2 runner against an independent trace, by method, and a rank that fails; METHOD=eagle3 for one
+	@$(BIN)/python tests/e2e/run_v2.py $(if $(METHOD),$(METHOD),none ngram_gpu eagle3 fault)
+
+boots: lab-setup lab-v2-setup ## Stock vLLM of several releases, identities and metrics against the run; BOOT=fork for one
+	@$(BIN)/python tests/e2e/run_boots.py $(BOOT)
+
 soak: lab-setup ## Restarts, a full file system and a stopped rank under traffic, MINUTES=30; one JSON line a figure
 	@$(BIN)/python tests/soak/run.py --minutes $(MINUTES)
 
@@ -89,4 +100,4 @@ lock: setup ## Pin the server's dependencies anew
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --no-annotate --no-header --no-emit-package rankscope-exporter --no-emit-index-url --no-emit-find-links --override $(VENV)/local.txt -o server/requirements.lock server/pyproject.toml
 
 clean: ## Remove environments and what runs have left
-	@rm -rf $(VENV) .venv-vllm var .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .venv-vllm .venv-vllm-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -68,6 +68,8 @@ class EngineOptions:
     """Further environment, such as `RANKSCOPE_FLIGHT_DIR`."""
     cpus: tuple[int, ...] = ()
     """A processor for each rank; empty: the first ones that this process may use."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of the API server; they win over those above."""
 
 
 def command(options: EngineOptions, port: int) -> list[str]:
@@ -91,7 +93,7 @@ def command(options: EngineOptions, port: int) -> list[str]:
             "num_speculative_tokens": options.draft_tokens,
         }
         arguments += ["--speculative-config", json.dumps(drafter)]
-    return arguments
+    return [*arguments, *options.arguments]
 
 
 def environment(options: EngineOptions, base: Mapping[str, str], scratch: Path) -> dict[str, str]:

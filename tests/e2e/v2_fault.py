@@ -24,6 +24,14 @@ from rankscope_lab.v2.launch import OfflineRun
 from rankscope_lab.v2.offline import Settings
 
 NAME = "v2-fault"
+WHERE = {
+    Phase.SCHEDULED: "before the state was updated",
+    Phase.STATE_UPDATED: "after the state was updated",
+    Phase.DECIDED: "decided",
+}
+"""
+How a person reads of the phase in which a step ended.
+"""
 BOOT_SECONDS, FOUND_SECONDS = 400.0, 30.0
 
 
@@ -42,7 +50,7 @@ def report_fault(figures: Figures, settings: Settings) -> None:
         )
         progress(f"{NAME}: {failed['error']} on pp{failed['rank']} at step {failed['step']}")
         figures.report("failed_rank", f"pp{failed['rank']}", error=failed["error"], traced_step=failed["step"])
-        finding = _until(lambda: _rank_lost(http, server_url), "the finding", FOUND_SECONDS)
+        finding = _until(lambda: _critical(http, server_url), lambda: _told(read_ranks(work / "flight")), FOUND_SECONDS)
         figures.report(
             "detect_seconds",
             round(finding["found_unix"] - failed["error_unix"], 3),
@@ -55,8 +63,8 @@ def report_fault(figures: Figures, settings: Settings) -> None:
         lost = next(rank for rank in ranks if rank.pp_rank == failed["rank"])
         newest = lost.records[-1]
         figures.report("failed_in_record", bool(newest["failed"]), "= true", step=int(newest["step"]))
-        phase = Phase(int(newest["phase"])).name.lower().replace("_", " ")
-        figures.report("phase_in_sentence", phase in finding["sentence"], "= true", phase=phase)
+        phase = Phase(int(newest["phase"]))
+        figures.report("phase_in_sentence", WHERE[phase] in finding["sentence"], "= true", phase=phase.name.lower())
         figures.report("peers", _told(ranks), "", processes_alive=[_alive(rank.pid) for rank in ranks])
 
 
@@ -92,7 +100,7 @@ def _failure(work: Path) -> dict[str, Any] | None:
     return None
 
 
-def _rank_lost(http: httpx2.Client, url: str) -> dict[str, Any] | None:
+def _critical(http: httpx2.Client, url: str) -> dict[str, Any] | None:
     """
     The server's first critical finding.
     """
@@ -121,9 +129,9 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def _until(found: Callable[[], Any], what: str, seconds: float) -> Any:
+def _until(found: Callable[[], Any], instead: Callable[[], str], seconds: float) -> Any:
     """
-    What `found` gives, once it gives something.
+    What `found` gives, once it gives something; `instead` says what there is if it does not.
 
     Raises:
         TimeoutError: it did not within `seconds`.
@@ -135,5 +143,5 @@ def _until(found: Callable[[], Any], what: str, seconds: float) -> Any:
         if answer is not None:
             return answer
         time.sleep(0.1)
-    msg = f"{what}: not within {seconds:.0f} s"
+    msg = f"not within {seconds:.0f} s; there is {instead()}"
     raise TimeoutError(msg)

@@ -19,16 +19,28 @@ With one of these set to 1, a missing environment is a failure: where real vLLM 
 @pytest.fixture(scope="session")
 def lab_python() -> Path:
     """The interpreter that has vLLM, Rankscope's exporter and the lab."""
+    return python_of("default", "lab-setup")
+
+
+@pytest.fixture(scope="session")
+def lab_v2_python() -> Path:
+    """The interpreter that has the vLLM whose V2 runner is tested."""
+    return python_of("default_v2", "lab-v2-setup")
+
+
+def python_of(which: str, target: str) -> Path:
+    """The interpreter of one of the lab's environments, if it is whole; `target` of the Makefile makes it so."""
     environment = pytest.importorskip(
         "rankscope_lab.environment", reason="the lab is not installed here: run `make setup`"
     )
-    found = environment.default(os.environ)
+    found = getattr(environment, which)(os.environ)
     if not found.ready():
-        message = f"no lab environment in {found.directory}, or an old one: run `make lab-setup`"
+        message = f"no lab environment in {found.directory}, or an old one: run `make {target}`"
         if any(os.environ.get(name) == "1" for name in REQUIRE):
             pytest.fail(message)
         pytest.skip(message)
-    return found.python
+    python: Path = found.python
+    return python
 
 
 @pytest.fixture(scope="session")

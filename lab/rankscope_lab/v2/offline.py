@@ -50,6 +50,14 @@ class Settings:
     """KV blocks of 32 tokens; few of them force preemption, 0 leaves it to vLLM."""
     aborted: float = 0.2
     """Share of the requests that are aborted midway."""
+    answer: int = 0
+    """Tokens that each request asks for; 0: each asks for another number."""
+
+    def draw(self) -> list[Request]:
+        """
+        The requests of the run.
+        """
+        return draw(self.requests, seed=self.seed, context=self.context, aborted=self.aborted, answer=self.answer)
 
 
 def main() -> int:
@@ -60,7 +68,7 @@ def main() -> int:
     began = time.monotonic()
     llm = _start(settings)
     ready = time.monotonic()
-    requests = draw(settings.requests, seed=settings.seed, context=settings.context, aborted=settings.aborted)
+    requests = settings.draw()
     answers, aborted = _send(llm.llm_engine, requests)
     config = llm.llm_engine.vllm_config
     whole = {request.name: answers[request.name] for request in requests if request.name not in aborted}

@@ -211,6 +211,14 @@ class Trace:
 
         module.broadcast = broadcast
 
+    def close(self) -> None:
+        """
+        Write what is left. A worker ends without it: each line is written when its step ends.
+        """
+        self._end()
+        if self._file is not None:
+            self._file.close()
+
     def _begin(self, runner: Any, scheduler_output: Any) -> None:
         self._end()
         self._steps += 1

@@ -3,6 +3,7 @@ Seeded requests for a run without a server: long and short prompts, some that n-
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankscope_lab.counting import FIRST, LAST, after
@@ -25,16 +26,17 @@ class Request:
 LONGEST_PROMPT, LONGEST_ANSWER = 120, 24
 
 
-def draw(count: int, *, seed: int, context: int, aborted: float = 0.2) -> list[Request]:
+def draw(count: int, *, seed: int, context: int, aborted: float = 0.2, answer: int = 0) -> list[Request]:
     """
-    `count` requests for a model that counts, none longer than `context`. `aborted` is the share of those that are aborted midway.
+    `count` requests for a model that counts, none longer than `context`. `aborted` is the share of those that are aborted
+    midway; `answer` tokens are asked for, 0: each asks for another number.
 
     Half of the prompts contain the answer, with a wrong token here and there, so that drafts from n-grams are partly right.
     """
     rng = random.Random(seed)
     requests = []
     for number in range(count):
-        tokens = rng.randint(2, LONGEST_ANSWER)
+        tokens = answer or rng.randint(2, LONGEST_ANSWER)
         length = min(rng.randint(2, LONGEST_PROMPT), context - tokens - 1)
         prompt = [rng.randint(FIRST, LAST) for _ in range(length)]
         if rng.random() < 0.5:
@@ -44,3 +46,11 @@ def draw(count: int, *, seed: int, context: int, aborted: float = 0.2) -> list[R
         early = rng.randrange(1, tokens) if rng.random() < aborted else None
         requests.append(Request(f"r{number}", tuple(prompt), tokens, early))
     return requests
+
+
+def scheduled_tokens(requests: Sequence[Request]) -> int:
+    """
+    How many tokens a scheduler hands out for requests that run to their end, if it does so once: the last token that a
+    request gets is never computed.
+    """
+    return sum(len(request.prompt) + request.tokens - 1 for request in requests)
