@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rankscope_exporter import __version__
 from rankscope_exporter.contract.http import RankIdentity
 from rankscope_exporter.hooks.install import install
+from rankscope_exporter.namespaces import read_pid_namespace
 from rankscope_exporter.settings import WorkerSettings
 from rankscope_exporter.simulation.group import PipeGroup, Wire
 from rankscope_exporter.simulation.lifeline import die_with_parent, leave_signals_to_parent
@@ -109,6 +110,7 @@ def rank_identity(spec: EngineSpec, engine: str, pp_rank: int, runner: ModelRunn
         global_rank=pp_rank,
         host=socket.gethostname(),
         pid=os.getpid(),
+        pid_namespace=read_pid_namespace(),
         model=f"simulated (k={tokens})",
         vllm_version="simulated",
         runner="V1",
