@@ -300,6 +300,8 @@ BLIND: list[tuple[dict[str, Any], set[str]]] = [
     ({"runner": "unknown"}, {"unknown code"}),
     ({"detail": 1}, {"over budget"}),
     ({"detail": 2}, {"over budget"}),
+    ({"lengths": 1}, set()),
+    ({"lengths": 0}, {"lengths unknown"}),
     ({"pid_namespace": 1}, {"life unknown"}),
 ]
 
@@ -311,6 +313,8 @@ def test_blind(scrape: Make, rank_file: Make, case: dict[str, Any], expected: se
     rank = rank_file(0, **identity)
     rank.mitigation(case.get("state", MitigationState.AVAILABLE), hooks=case.get("hooks"))
     rank.writer.live[layout.LIVE_DETAIL] = case.get("detail", 0)
+    if "lengths" in case:
+        rank.step(1, lengths=case["lengths"])
 
     value = scrape().get_sample_value
 

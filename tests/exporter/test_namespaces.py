@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from rankscope_exporter.contract import ControlCommand, Mitigation, RankLife
 from rankscope_exporter.flight.writer import FlightWriter
@@ -65,6 +66,16 @@ def test_life_is_unknown_elsewhere(flight_dir: Path, rank_file: Make, caplog: py
     assert len(caplog.records) == 1
     assert "shareProcessNamespace: true" in caplog.text
     assert 'pid: "service:vllm"' in caplog.text
+
+
+def test_health_says_so(client: TestClient, rank_file: Make) -> None:
+    """A process that cannot tell whether its ranks live is not well, and says what to do."""
+    rank_file(0, pid_namespace=ELSEWHERE)
+
+    answer = client.get("/healthz").json()
+
+    assert answer["status"] == "degraded"
+    assert "process namespace" in answer["problems"][0]
 
 
 def test_no_command_for_a_rank_of_unknown_life(flight_dir: Path, rank_file: Make) -> None:

@@ -18,7 +18,7 @@ OPTIONAL = frozenset(
 """
 Hooks that a release may lack without anything being missed.
 """
-REASONS = ("hook off", "hook absent", "hook removed", "unknown code", "over budget", "life unknown")
+REASONS = ("hook off", "hook absent", "hook removed", "unknown code", "over budget", "lengths unknown", "life unknown")
 
 # Members of an enumeration are slow to get from it, and there may be hundreds of hooks.
 _ON, _ABSENT, _UNKNOWN_CODE = HookState.ON, HookState.ABSENT, MitigationState.UNKNOWN_CODE
@@ -40,6 +40,8 @@ def assess_blindness(rank: RankReading) -> frozenset[str]:
         reasons.add("unknown code")
     if rank.detail is not _FULL:
         reasons.add("over budget")
+    if rank.parts.state is not None and rank.measured is None:
+        reasons.add("lengths unknown")
     if rank.life is _UNKNOWN:
         reasons.add("life unknown")
     return frozenset(reasons)

@@ -286,7 +286,7 @@ FAILURE_INFO = MetricSpec(
 BLIND = MetricSpec(
     "rankscope_rank_blind", "gauge", "blind", "",
     "1 if something of the rank cannot be seen for this reason, 0 if not: hook off, hook absent, hook removed (it failed too often), unknown code, over "
-    "budget (less is recorded), life unknown. Alert on any 1.", ("reason",),
+    "budget (less is recorded), lengths unknown (the last step's were not read), life unknown. Alert on any 1.", ("reason",),
 )  # fmt: skip
 
 HOOK_ON = MetricSpec(

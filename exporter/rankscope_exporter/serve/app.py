@@ -31,6 +31,7 @@ from rankscope_exporter.contract import (
     ControlCommand,
     ControlResult,
     Mitigation,
+    RankLife,
 )
 from rankscope_exporter.flight import FlightError
 from rankscope_exporter.namespaces import PROC
@@ -270,6 +271,10 @@ class _Handlers:
         running = sum(rank.life.value == "running" for rank in reading.ranks)
         seen = len(reading.ranks) + len(unreadable)
         problems = [renewal.problem for renewal in self._renewals if renewal.problem]
+        if unknown := sum(rank.life is RankLife.UNKNOWN for rank in reading.ranks):
+            problems.append(
+                f"whether {unknown} ranks live is unknown: let this exporter share vLLM's process namespace"
+            )
         if self._connections.crowded:
             problems.append(f"more than {self._connections.limit} connections are busy: others are answered with 503")
         answer: dict[str, Any] = {
