@@ -76,6 +76,5 @@ def _last_written(file: FlightFile) -> float:
     Wall-clock second of the last step, as far as the records tell; stores into a mapping do not touch the file's own time.
     """
     newest = file.records(after=max(file.step() - 1, 0))
-    if not len(newest):
-        return file.created_unix
-    return file.created_unix + (int(newest[-1]["begin_ns"]) - file.created_monotonic_ns) / 1e9
+    begun = file.wall_time(int(newest[-1]["begin_ns"])) if len(newest) else None
+    return file.created_unix if begun is None else begun

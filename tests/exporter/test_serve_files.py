@@ -38,14 +38,14 @@ def test_not_a_directory(tmp_path: Path) -> None:
 
 
 def test_kept_open(files: FlightFiles, rank_file: Make) -> None:
-    """A file is mapped once, however often it is asked for."""
+    """A file is opened once, however often it is asked for."""
     rank_file(0)
 
     assert files.scan().files[0].flight is files.scan().files[0].flight
 
 
 def test_gone(files: FlightFiles, rank_file: Make) -> None:
-    """A file that was removed is no longer there, and no longer mapped."""
+    """A file that was removed is no longer there, and no longer open."""
     path = rank_file(0).path
     files.scan()
     path.unlink()
@@ -95,8 +95,8 @@ def test_damaged_identity(files: FlightFiles, rank_file: Make) -> None:
     assert "dp_rank" in files.scan().unreadable[0].reason
 
 
-def test_cut_short_while_mapped(files: FlightFiles, rank_file: Make) -> None:
-    """A file that shrinks while it is mapped is let go of before a read beyond its end can kill the process."""
+def test_cut_short_while_open(files: FlightFiles, rank_file: Make) -> None:
+    """A file that shrinks while it is open is let go of, and told of."""
     file = rank_file(0)
     assert len(files.scan().files) == 1
     os.truncate(file.path, 8192)

@@ -1,5 +1,5 @@
 """
-The flight files of a node, mapped and kept mapped from one answer to the next.
+The flight files of a node, opened and kept open from one answer to the next.
 """
 
 import os
@@ -16,7 +16,7 @@ from rankscope_exporter.flight.layout import SUFFIX, file_bytes
 @dataclass(frozen=True, slots=True)
 class OpenFile:
     """
-    A flight file that is mapped, and whose identity was read.
+    A flight file that is open, and whose identity was read.
     """
 
     flight: FlightFile
@@ -41,7 +41,7 @@ class Scan:
 
 class FlightFiles:
     """
-    Maps the flight files of `directory`, and forgets those that are gone. Not safe for threads.
+    Opens the flight files of `directory`, and forgets those that are gone. Not safe for threads.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,7 +91,6 @@ class FlightFiles:
         inode = (status.st_dev, status.st_ino)
         known = self._open.get(name)
         if known is not None and known.inode == inode:
-            # Reading a map beyond the end of its file kills the reader, so a file that shrank is let go of.
             if status.st_size < file_bytes(known.flight.ring_capacity):
                 msg = f"{name}: cut short while it was read, {status.st_size} bytes are left"
                 raise FlightError(msg)
@@ -106,7 +105,7 @@ class FlightFiles:
 
     def close(self) -> None:
         """
-        Let go of every map.
+        Close all files.
         """
         for file in self._open.values():
             file.flight.close()

@@ -65,10 +65,11 @@ class Node:
         self._namespace = read_pid_namespace(proc)
         self._told: set[tuple[str, str]] = set()
         self._foreign: set[str] = set()
+        self._tables_told: set[str] = set()
 
     def close(self) -> None:
         """
-        Let go of every map.
+        Close all flight files.
         """
         self._files.close()
 
@@ -107,6 +108,14 @@ class Node:
             )
         self._foreign = keys
 
+    def _tell_table(self, reason: str) -> None:
+        """
+        Log each request table that cannot be read once. Its rank is left out of the answer: unknown is not 0.
+        """
+        if reason not in self._tables_told:
+            self._tables_told.add(reason)
+            logger.warning("no answer about requests: %s", reason)
+
     def _tell(self, unreadable: list[Unreadable]) -> None:
         """
         Log each unreadable file once for each reason.
@@ -141,7 +150,11 @@ class Node:
             identity = file.identity
             if engine is not None and identity.engine != engine:
                 continue
-            drifting, rows = file.flight.requests()
+            try:
+                drifting, rows = file.flight.requests()
+            except FlightError as error:
+                self._tell_table(str(error))
+                continue
             tables.append(
                 RequestTable(
                     key=file.flight.key,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rankscope_exporter.contract import Phase, RankIdentity, RankLife, StepsFrame, StepsHeader
 from rankscope_exporter.contract.http import StepsRank
-from rankscope_exporter.flight import FlightFile
+from rankscope_exporter.flight import FlightError, FlightFile
 from rankscope_exporter.serve.cursor import decode_cursor, encode_cursor, rank_token
 
 ANSWER_RECORDS = 65536
@@ -75,11 +75,16 @@ def assemble(
     following: dict[bytes, int] = {}
     for rank in ranks:
         token = rank_token(rank.file.key)
-        last_step = rank.file.step()
         after = known.get(token)
-        if after is not None and after > last_step:  # the file was made anew under its old name
-            after = None
-        records = rank.file.records(after=after or 0)
+        try:
+            last_step = rank.file.step()
+            if after is not None and after > last_step:  # the file was made anew under its old name
+                after = None
+            records = rank.file.records(after=after or 0)
+        except FlightError:  # cut short since it was listed; the next listing tells of it
+            if after is not None:
+                following[token] = after
+            continue
         records = records[-limit:] if after is None else records[:limit]
         following[token] = settled_step(records, after or 0, last_step)
         bodies.append(records)
