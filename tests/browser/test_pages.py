@@ -8,9 +8,9 @@ import time
 
 import fake_rankscope as views
 import pytest
-from fake_rankscope import ENGINES, FakeRankscope
+from fake_rankscope import ENGINES, FakeRankscope, growing_series
 
-from rankscope_server.domain.model import Series, State
+from rankscope_server.domain.model import ActedMark, Series, State
 
 pytestmark = pytest.mark.browser
 
@@ -32,10 +32,21 @@ def test_fleet_shows_states_by_need(site, open_tab, keep) -> None:
     page.goto(site.url)
     wait_live(page)
 
-    expect(page.locator(".deployment h2")).to_have_text(["wedge", "lost", "baseline", "dark", "canary", "steady"])
-    expect(page.locator(".deployment-head .state")).to_have_text(
-        ["wedged", "rank lost", "drifting", "blind", "healthy", "healthy"]
-    )
+    states = {
+        "wedge": "wedged",
+        "lost": "rank lost",
+        "v2-failed": "rank lost",
+        "half": "mitigation mixed",
+        "baseline": "drifting",
+        "v2-drift": "drifting",
+        "dark": "blind",
+        "canary": "healthy",
+        "steady": "healthy",
+        "v2": "healthy",
+    }
+    expect(page.locator(".deployment h2")).to_have_text(list(states))
+    expect(page.locator(".deployment-head .state")).to_have_text(list(states.values()))
+    expect(page.locator("#fleet-summary .unknown-code")).to_contain_text("Unknown code in dark")
     expect(page.locator("#deployment-baseline .next-step a")).to_have_text("Turn the trim fix on")
     keep(page, "fleet-light")
 
@@ -197,6 +208,54 @@ def test_chart_grows_and_is_not_made_again(site, open_tab) -> None:
     assert page.locator("#drift-chart").bounding_box()["height"] == height
 
 
+def test_the_chart_marks_where_the_fix_acted(site, open_tab, keep) -> None:
+    """A line stands at the step on which the ranks acted, and the note below it says so in words."""
+    now = site.fake.now
+    view = views.applied()
+    page = open_tab()
+    page.goto(f"{site.url}/deployments/canary/engines/{ENGINES['canary']}")
+    wait_live(page)
+    expect(page.locator("#drift-chart canvas")).to_be_visible()
+    before = page.evaluate(ACCENT_PIXELS)
+
+    site.fake.show(dataclasses.replace(view, acted=(ActedMark(3, True, 396, now - 300),)))
+    site.fake.draw(growing_series(now + 1))
+
+    expect(page.locator("#engine-drift-note")).to_contain_text("Trim fix on at step 396")
+    page.wait_for_function(f"(before) => ({ACCENT_PIXELS})() > before + 100", arg=before)
+    keep(page, "chart-mark-light")
+
+
+def test_samples_that_stand_alone_are_seen(site, open_tab) -> None:
+    """Device-side lengths are sampled now and then: each sample is a dot, as no line leads to it."""
+    page = open_tab()
+    page.goto(f"{site.url}/deployments/v2-drift/engines/{ENGINES['v2-drift']}")
+    wait_live(page)
+    now = site.fake.now
+    times = [now + n for n in range(120)]
+    site.fake.draw(Series(times, ["pp0", "pp1"], [[6.0 if n % 20 == 7 else None for n in range(120)], [None] * 120]))
+
+    page.wait_for_function(f"() => ({TRACE_PIXELS})() > 20")
+
+
+COUNT = """
+() => {
+  const probe = document.createElement('span');
+  probe.style.color = 'var(%s)';
+  document.body.append(probe);
+  const wanted = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  probe.remove();
+  const canvas = document.querySelector('#drift-chart canvas');
+  if (!canvas) return 0;
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3] && wanted.every((v, k) => Math.abs(v - data[i + k]) < 12)) count++;
+  return count;
+}
+"""
+ACCENT_PIXELS, TRACE_PIXELS = COUNT % "--accent", COUNT % "--trace-1"
+
+
 def test_nothing_moves_when_data_arrive(site, open_tab) -> None:
     """The page does not jump while it comes alive."""
     page = open_tab()
@@ -304,6 +363,8 @@ def test_text_has_contrast(scheme: str, site, open_tab) -> None:
         BASELINE,
         f"/deployments/wedge/engines/{ENGINES['wedge']}",
         f"/deployments/dark/engines/{ENGINES['dark']}",
+        f"/deployments/v2-drift/engines/{ENGINES['v2-drift']}",
+        f"/deployments/v2-failed/engines/{ENGINES['v2-failed']}",
     ):
         page.goto(site.url + path)
         wait_live(page)
@@ -337,7 +398,11 @@ def test_looks(site, open_tab, keep) -> None:
         page.set_viewport_size({"width": 1280, "height": 900})
         page.goto(f"{site.url}/deployments/{name}/engines/{engine}")
         wait_live(page)
-        expect(page.locator("#drift-chart canvas")).to_be_visible()
+        if site.fake.engine(name, engine).drift_unknown:
+            expect(page.locator("#engine-drift-note")).to_contain_text("RANKSCOPE_DEVICE_LENGTHS_STEPS")
+            expect(page.locator("#drift-chart")).to_be_hidden()
+        else:
+            expect(page.locator("#drift-chart canvas")).to_be_visible()
         keep(page, f"engine-{name}-dark")
         page.set_viewport_size({"width": 360, "height": 800})
         keep(page, f"engine-{name}-dark-narrow")

@@ -10,16 +10,21 @@ import math
 from collections.abc import Callable
 
 from rankscope_server.domain.model import (
+    ActedMark,
     AuditRow,
     DeploymentCard,
     DeploymentRole,
+    DeviceView,
     EngineCard,
     EngineView,
+    ExchangeView,
     Finding,
     FindingKind,
     FixView,
     FleetView,
     HookView,
+    HostLengths,
+    QueueView,
     RankId,
     RankView,
     RequestView,
@@ -40,6 +45,10 @@ ENGINES = {
     "dark": "51d07b6e0f2c4a98",
     "lost": "c3a8f0d2e6b14790",
     "steady": "0b9f4d7e21c84a36",
+    "half": "44d1c7a90b3e4f52",
+    "v2": "9e02b81d5f6a4c37",
+    "v2-drift": "2f7c60ab19d84e01",
+    "v2-failed": "d8813fe0427b4b6c",
 }
 MODEL = "meta-llama/Llama-3.3-70B-Instruct"
 HOOKS = ("execute_model", "update_states", "guard", "collective", "sample")
@@ -190,6 +199,7 @@ def applied() -> EngineView:
         role=DeploymentRole.CANARY,
         ranks=(rank(0, fix_state="applied", key="a05f-0"), rank(1, fix_state="applied", key="a05f-1")),
         fix=fix("applied", desired=True, progress=progress, last_actor="mira", last_changed_unix=NOW - 310),
+        acted=(ActedMark(3, True, 396, NOW - 309),),
         audit=(
             AuditRow(
                 NOW - 310,
@@ -324,6 +334,11 @@ def blind() -> EngineView:
             "unknown code",
             refusal="The loaded code is not what the fix knows. Report the vLLM version with the output of `rankscope-exporter doctor`.",
         ),
+        unknown_code=(
+            "pp0 and pp1 run code that Rankscope does not know: two gated trims where one was expected. The trim fix is off and "
+            "cannot be turned on here. Still observed: steps and batches. Not observed: request-state lengths and drift, guard "
+            "decisions and masked requests. Run rankscope-exporter doctor beside vLLM and report what it prints."
+        ),
     )
 
 
@@ -382,7 +397,130 @@ def healthy() -> EngineView:
     )
 
 
-ALL_VIEWS = (drifting, applied, wedged, blind, lost, healthy)
+def half_fixed() -> EngineView:
+    """
+    One rank has the trim fix and the other does not.
+    """
+    sentence = (
+        "the trim fix is on at pp0 and not at pp1 (pp1 could not act: decorated): turn it on or off again for all ranks"
+    )
+    return view(
+        "half",
+        State.MITIGATION_MIXED,
+        sentence,
+        findings=(finding(FindingKind.MITIGATION_MIXED, sentence, 402),),
+        ranks=(rank(0, key="44d1-0", fix_state="applied"), rank(1, key="44d1-1")),
+        fix=fix("mixed", can_turn_on=True, can_turn_off=True),
+    )
+
+
+def v2_rank(pp: int, **changes: object) -> RankView:
+    """
+    A healthy rank with the V2 model runner, eagle3 and three draft tokens.
+    """
+    v2: dict[str, object] = {
+        "drift_max": None,
+        "drifting": None,
+        "fix_state": "not applicable",
+        "host_lengths": HostLengths(4816, 911, 0),
+        "exchange": ExchangeView(4, 3, 1233, 1233 if pp else None),
+        "queue": None if pp else QueueView(2, 1, 7),
+        "hooks": tuple(
+            HookView(name, "on", "")
+            for name in ("execute_model", "update_requests", "PPHandler.receive", "PPHandler.broadcast")
+        ),
+    }
+    return rank(pp, **(v2 | changes))
+
+
+def v2_view(deployment: str, state: State, headline: str, **changes: object) -> EngineView:
+    """
+    An engine with the V2 model runner.
+    """
+    v2: dict[str, object] = {
+        "runner": "V2",
+        "vllm_version": "0.32.0",
+        "ranks": tuple(v2_rank(pp, key=f"{ENGINES[deployment][:4]}-{pp}") for pp in (0, 1)),
+        "fix": fix("not applicable", refusal="not applicable on V2: it keeps no output tokens to trim"),
+        "requests_unknown": "Not known on V2: request lengths are on the device, and are sampled only all together.",
+    }
+    return view(deployment, state, headline, **(v2 | changes))
+
+
+UNSAMPLED = (
+    "Drift is unknown here: the V2 model runner keeps request lengths on the device, and no sample of them has come. "
+    "Set RANKSCOPE_DEVICE_LENGTHS_STEPS in vLLM's environment, say to 200, to have them sampled once in so many steps."
+)
+
+
+def v2_healthy() -> EngineView:
+    """
+    V2, whose ranks agree; device-side lengths are not sampled.
+    """
+    return v2_view("v2", State.HEALTHY, "pp0 and pp1 agree up to step 412", drift_unknown=UNSAMPLED)
+
+
+def v2_drifting() -> EngineView:
+    """
+    V2, with device-side lengths beyond what the scheduler allows.
+    """
+    sampled = DeviceView(
+        step=400, age_seconds=12.4, every=200, rows=8, excess_rows=2, total_excess=5, computed_excess=5
+    )
+    clean = dataclasses.replace(sampled, excess_rows=0, total_excess=-1, computed_excess=0)
+    sentence = (
+        "pp0 holds up to 5 tokens more on its device than the scheduler allows in 2 of 8 requests (sampled at step 400, 12 s ago), "
+        "since step 200; pp1 agrees with the scheduler"
+    )
+    return v2_view(
+        "v2-drift",
+        State.DRIFTING,
+        sentence,
+        findings=(finding(FindingKind.DRIFT, sentence, 200, severity=Severity.WARNING),),
+        ranks=(
+            v2_rank(0, key="2f7c-0", drift_max=5, drifting=2, device=sampled),
+            v2_rank(1, key="2f7c-1", drift_max=0, drifting=0, device=clean),
+        ),
+    )
+
+
+def v2_failed() -> EngineView:
+    """
+    V2, a step of whose last rank an error of vLLM ended.
+    """
+    sentence = "pp1 failed in step 34, in sample_tokens after the state was updated: AssertionError; its peers wait"
+    return v2_view(
+        "v2-failed",
+        State.RANK_LOST,
+        sentence,
+        findings=(finding(FindingKind.RANK_LOST, sentence, 34, ranks=(RankId(0, 1, 0),)),),
+        ranks=(
+            v2_rank(
+                0,
+                key="d881-0",
+                step=34,
+                phase="decided",
+                in_flight_seconds=8.2,
+                steps_per_second=0.0,
+                last_did="waits for the broadcast of step 34",
+            ),
+            v2_rank(
+                1,
+                key="d881-1",
+                step=34,
+                phase="state updated, then failed",
+                steps_per_second=0.0,
+                failed=True,
+                guard="none",
+                last_did="failed in step 34, in sample_tokens after the state was updated: AssertionError",
+            ),
+        ),
+        strip=strip(34, lambda pp, step: "none" if pp and step == 34 else "broadcast", steps=34),
+        drift_unknown=UNSAMPLED,
+    )
+
+
+ALL_VIEWS = (drifting, applied, wedged, blind, lost, healthy, half_fixed, v2_healthy, v2_drifting, v2_failed)
 
 
 def card(
@@ -419,6 +557,7 @@ def card(
         sparkline=values,
         fix_state=engine.fix.state,
         problems=problems,
+        unknown_code=engine.unknown_code,
     )
 
 
@@ -497,9 +636,10 @@ class FakeRankscope:
         self, deployment: str, engine: str, since_unix: float, until_unix: float, max_points: int
     ) -> Series:
         """
-        What was put in place, whatever the engine.
+        What was put in place, on every engine whose drift can be known.
         """
-        return self.drift if (deployment, engine) in self.engines else Series()
+        shown = self.engines.get((deployment, engine))
+        return Series() if shown is None or shown.drift_unknown else self.drift
 
     async def audit(self, limit: int, deployment: str | None = None) -> tuple[AuditRow, ...]:
         """

@@ -39,6 +39,8 @@ class FleetSummary:
     in_need: int
     worst: State | None
     """None while there is no deployment."""
+    unknown_code: tuple[str, ...] = ()
+    """Deployments with ranks that run code which Rankscope does not know."""
 
 
 def order_by_need(deployments: tuple[DeploymentCard, ...]) -> tuple[DeploymentCard, ...]:
@@ -59,6 +61,7 @@ def summarise(fleet: FleetView) -> FleetSummary:
         ranks=sum(len(engine.ranks) for card in cards for engine in card.engines),
         in_need=sum(needs_somebody(card.state) for card in cards),
         worst=max((card.state for card in cards), default=None),
+        unknown_code=tuple(card.name for card in order_by_need(cards) if card.unknown_code),
     )
 
 
@@ -107,7 +110,7 @@ def _assess(state: State, fix_state: str, page: str, ask: str) -> NextStep | Non
             return NextStep(
                 "See what each rank did last",
                 f"{page}#ranks",
-                "A rank is gone while its peers wait: this engine needs a restart.",
+                "A rank is lost while its peers wait: this engine needs a restart.",
             )
         case State.PARTED if available:
             return NextStep("Turn the trim fix on now", ask, "Ranks decide differently: a wedge is near.", asks=True)
@@ -129,9 +132,17 @@ def _assess(state: State, fix_state: str, page: str, ask: str) -> NextStep | Non
             return NextStep(
                 "See where ranks part", f"{page}#findings", "Ranks disagree, and the trim fix cannot be turned on here."
             )
-        case State.DRIFTING if fix_state == "mixed":
+        case State.MITIGATION_MIXED:
             return NextStep(
-                "See which ranks have the fix", f"{page}#ranks", "Ranks of one engine disagree about the trim fix."
+                "See which ranks have the fix",
+                f"{page}#ranks",
+                "Ranks of one engine disagree about the trim fix: turn it on or off again for all of them.",
+            )
+        case State.DRIFTING if fix_state == "not applicable":
+            return NextStep(
+                "See what each rank holds",
+                f"{page}#ranks",
+                "The trim fix is not for this runner: keep the flight files, and report what they show.",
             )
         case State.DRIFTING:
             return NextStep(

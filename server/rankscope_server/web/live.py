@@ -29,6 +29,7 @@ ENGINE_FRAGMENTS = {
     "headline": 0.0,
     "findings": 0.0,
     "fix": 0.0,
+    "drift_note": 0.0,
     "strip": 1.0,
     "drift_table": 1.0,
     "requests": 1.0,
@@ -175,9 +176,11 @@ def urgent(before: DeploymentCard, now: DeploymentCard) -> bool:
     """
     Whether a card has changed in a way that is shown at once: state, problems, fix, or which engines there are.
     """
-    return any(getattr(before, name) != getattr(now, name) for name in ("state", "problems", "fix_state")) or [
-        (engine.engine, engine.state) for engine in before.engines
-    ] != [(engine.engine, engine.state) for engine in now.engines]
+    return any(
+        getattr(before, name) != getattr(now, name) for name in ("state", "problems", "fix_state", "unknown_code")
+    ) or [(engine.engine, engine.state) for engine in before.engines] != [
+        (engine.engine, engine.state) for engine in now.engines
+    ]
 
 
 class Outbox:

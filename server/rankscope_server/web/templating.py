@@ -19,6 +19,8 @@ FILTERS = {
     "signed_drift": words.signed_drift,
     "rate": words.rate,
     "age": words.age,
+    "sample_age": words.sample_age,
+    "marks": words.marks,
     "duration": words.duration,
     "is_fresh": words.is_fresh,
     "moment": words.moment,
@@ -31,7 +33,7 @@ FILTERS = {
     "sparkline": draw_sparkline,
     "strip": draw_strip,
 }
-MACROS = ("icon", "state_badge", "role_tag", "fix_tag", "drift_chip", "connection")
+MACROS = ("icon", "state_badge", "role_tag", "fix_tag", "drift_chip", "connection", "unknown_code_banner")
 FUNCTIONS = {
     "assess_card": guidance.assess_card,
     "assess_engine": guidance.assess_engine,

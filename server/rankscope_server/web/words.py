@@ -2,11 +2,12 @@
 Values to what people read: numbers, ages, times, names. Unknown is said as unknown.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from rankscope_server.domain.model import State, ToggleProgress
+from rankscope_server.domain.model import ActedMark, State, ToggleProgress
 
 UNKNOWN = Markup('<span class="unknown">unknown</span>')
 
@@ -16,6 +17,7 @@ TONES = {
     State.BLIND: "blind",
     State.DRIFTING: "warning",
     State.STALLED: "warning",
+    State.MITIGATION_MIXED: "critical",
     State.OUTPUT_WRONG: "critical",
     State.PARTED: "critical",
     State.RANK_LOST: "critical",
@@ -71,6 +73,20 @@ def age(seconds: float | None) -> str:
     if seconds < FRESH_SECONDS:
         return "just now"
     return f"{duration(seconds)} ago"
+
+
+def sample_age(seconds: float | None) -> str | Markup:
+    """
+    How long ago a sample was taken: to the second, as it may be the newest that is known for a while.
+    """
+    return Markup('<span class="unknown">age unknown</span>') if seconds is None else f"{duration(seconds)} ago"
+
+
+def marks(acted: Iterable[ActedMark]) -> list[dict[str, object]]:
+    """
+    Marks of the chart, as its script reads them.
+    """
+    return [{"at": mark.at_unix, "label": "fix on" if mark.desired else "fix off"} for mark in acted]
 
 
 def duration(seconds: float) -> str:

@@ -19,9 +19,13 @@ Golden = Callable[[str, str], None]
 CASES: list[tuple[str, Callable[[], EngineView], tuple[str, ...]]] = [
     ("drifting", views.drifting, ("headline", "findings", "requests", "fix", "ranks", "drift_table")),
     ("wedged", views.wedged, ("headline", "findings", "strip", "fix", "ranks")),
-    ("applied", views.applied, ("headline", "findings", "requests", "fix", "history")),
+    ("applied", views.applied, ("headline", "findings", "drift_note", "requests", "fix", "history")),
     ("blind", views.blind, ("headline", "requests", "fix", "ranks")),
     ("lost", views.lost, ("headline", "ranks")),
+    ("half", views.half_fixed, ("headline", "findings", "fix")),
+    ("v2", views.v2_healthy, ("headline", "findings", "drift_note", "drift_table", "requests", "fix", "ranks")),
+    ("v2-drift", views.v2_drifting, ("headline", "findings", "drift_note", "ranks")),
+    ("v2-failed", views.v2_failed, ("headline", "findings", "ranks")),
 ]
 
 

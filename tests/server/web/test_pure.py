@@ -162,12 +162,24 @@ class TestGuidance:
     def test_order_of_need(self) -> None:
         """The worst comes first."""
         cards = tuple(views.card(make()) for make in views.ALL_VIEWS)
-        assert [card.name for card in order_by_need(cards)] == ["wedge", "lost", "baseline", "dark", "canary", "steady"]
+        assert [card.name for card in order_by_need(cards)] == [
+            "wedge",
+            "lost",
+            "v2-failed",
+            "half",
+            "baseline",
+            "v2-drift",
+            "dark",
+            "canary",
+            "steady",
+            "v2",
+        ]
 
     def test_summary_counts(self) -> None:
         """The fleet in one line."""
         summary = summarise(views.FakeRankscope(tuple(make() for make in views.ALL_VIEWS)).fleet())
-        assert (summary.deployments, summary.engines, summary.ranks, summary.in_need) == (6, 6, 12, 4)
+        assert (summary.deployments, summary.engines, summary.ranks, summary.in_need) == (10, 10, 20, 7)
+        assert summary.unknown_code == ("dark",)
 
     def test_drift_leads_to_the_fix(self) -> None:
         """A drifting deployment with the fix at hand leads to turning it on."""
@@ -183,6 +195,19 @@ class TestGuidance:
         assert step is not None
         assert not step.asks
         assert "does not revive" in step.why
+
+    def test_a_fix_on_some_ranks_only_leads_to_the_ranks(self) -> None:
+        """Which ranks have it is what one needs to see."""
+        step = assess_engine(views.half_fixed())
+        assert step is not None
+        assert (step.action, step.asks) == ("See which ranks have the fix", False)
+
+    def test_drift_on_v2_leads_to_no_fix(self) -> None:
+        """There is none for it, so nothing that turns one on is offered."""
+        step = assess_engine(views.v2_drifting())
+        assert step is not None
+        assert step.href.endswith("#ranks")
+        assert "not for this runner" in step.why
 
     def test_healthy_needs_nothing(self) -> None:
         """Where nothing is wrong nothing is asked for."""

@@ -23,7 +23,7 @@
 
     let palette = {};
     const readPalette = () => {
-      for (const name of ["--muted", "--rule", "--rule-strong", ...Array.from({ length: TRACES }, (_, i) => `--trace-${i + 1}`)]) palette[name] = colour(name);
+      for (const name of ["--accent", "--muted", "--rule", "--rule-strong", ...Array.from({ length: TRACES }, (_, i) => `--trace-${i + 1}`)]) palette[name] = colour(name);
     };
     readPalette();
 
@@ -43,6 +43,38 @@
       font: "12px system-ui, sans-serif",
       ...more,
     });
+    // Values that stand alone between unknown ones have no line to be seen by.
+    const isolated = (self, trace, drawn, gaps) => {
+      if (drawn) return null;
+      const values = self.data[trace];
+      const [first, end] = self.series[trace].idxs ?? [0, values.length - 1];
+      const alone = [];
+      for (let i = first; i <= end; i++) if (values[i] != null && values[i - 1] == null && values[i + 1] == null) alone.push(i);
+      return alone.length ? alone : null;
+    };
+    // Vertical lines where the trim fix was turned on or off; the note below the chart has them in words.
+    const drawMarks = (self) => {
+      const { ctx, bbox } = self;
+      const ratio = devicePixelRatio;
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = palette["--accent"];
+      ctx.lineWidth = 1.5 * ratio;
+      ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
+      ctx.textBaseline = "top";
+      for (const { at, label } of JSON.parse(document.getElementById("engine-drift-note")?.dataset.acted ?? "[]")) {
+        const x = self.valToPos(at, "x", true);
+        if (!(x >= bbox.left && x <= bbox.left + bbox.width)) continue;
+        ctx.setLineDash([]);
+        ctx.beginPath();
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+        const left = x > bbox.left + bbox.width / 2;
+        ctx.textAlign = left ? "right" : "left";
+        ctx.fillText(label, x + (left ? -5 : 5) * ratio, bbox.top + 2 * ratio);
+      }
+      ctx.restore();
+    };
     const build = () => {
       plot?.destroy();
       holder.replaceChildren();
@@ -59,7 +91,7 @@
             stroke: () => palette[`--trace-${(index % TRACES) + 1}`],
             width: 2,
             dash: DASHES[index % DASHES.length],
-            points: { show: false },
+            points: { show: false, size: 6, filter: isolated },
             spanGaps: false,
             // Away from the pointer the legend tells the newest values.
             value: (self, value, trace) => {
@@ -69,6 +101,7 @@
           })),
         ],
         hooks: {
+          draw: [drawMarks],
           setSelect: [(self) => { zoomed = self.select.width > 0; }],
         },
       }, data, holder);
