@@ -67,11 +67,11 @@ class Boot:
 
 BOOTS = (
     Boot("v1-0.27.1", V1_RELEASE),
-    Boot("v1-0.28.0", "0.28.0"),  # the first whose first rank receives asynchronously
-    Boot("v2-0.30.0", "0.30.0", v2=True),
+    Boot("v1-0.28.0", "0.28.0", start_method="fork"),  # the first release whose first rank receives asynchronously
+    Boot("v2-0.30.0", "0.30.0", v2=True, start_method="fork"),
     Boot("v2-0.32.0", V2_RELEASE, v2=True),
-    Boot("tp2-pp2", V1_RELEASE, tensor_ranks=2),
     Boot("fork", V1_RELEASE, start_method="fork"),
+    Boot("tp2-pp2", V1_RELEASE, tensor_ranks=2, start_method="fork"),
     Boot("dp2", V1_RELEASE, pipeline_ranks=1, replicas=2),
 )
 

@@ -27,7 +27,7 @@ NAME = "v2-fault"
 WHERE = {
     Phase.SCHEDULED: "before the state was updated",
     Phase.STATE_UPDATED: "after the state was updated",
-    Phase.DECIDED: "decided",
+    Phase.DECIDED: "after the guard had decided",
 }
 """
 How a person reads of the phase in which a step ended.
