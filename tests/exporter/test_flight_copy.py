@@ -2,7 +2,10 @@
 `rankscope-exporter copy`: flight files kept for an incident.
 """
 
+import contextlib
 import re
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 
 from rankscope_exporter.cli import main
 from rankscope_exporter.commands import archive
-from rankscope_exporter.flight import FlightFile, layout, list_flight_files
+from rankscope_exporter.flight import FlightError, FlightFile, layout, list_flight_files, whole_copy
 
 Make = Callable[..., Any]
 Capture = pytest.CaptureFixture[str]
@@ -148,3 +151,69 @@ def test_a_full_disk_leaves_nothing_behind(
         assert "No space left on device" in err
     assert list((tmp_path / "kept").iterdir()) == []
     assert not (tmp_path / "kept.tar.gz").exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from rankscope_exporter.flight import layout
+from rankscope_exporter.flight.writer import FlightWriter
+
+writer = FlightWriter(Path(sys.argv[1]), "busy", {"engine": "e"}, capacity=64)
+memory, step = writer.memory, 0
+print("ready", flush=True)
+while True:
+    step += 1
+    offset = layout.RING_OFFSET + step % 64 * layout.STEP_DTYPE.itemsize
+    memory[offset + layout.PHASE_OFFSET] = 0
+    layout.RECORD_BEGUN.pack_into(memory, offset, step, step * 7, step, 0, 1, 0, 4, 0, 0)
+    memory[offset + layout.PHASE_OFFSET] = 1
+    writer.live[layout.LIVE_STEP] = step
+    layout.PART_STATE.pack_into(memory, offset + layout.PART_STATE_OFFSET, step * 3, step, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0)
+    memory[offset + layout.PHASE_OFFSET] = 2
+    layout.PART_DECIDED.pack_into(memory, offset + layout.PART_DECIDED_OFFSET, step, step * 5, step, 0, step, 1, 0, 1, 1, 1, 1, 1)
+    memory[offset + layout.PHASE_OFFSET] = 3
+    layout.PART_DONE.pack_into(memory, offset + layout.PART_DONE_OFFSET, step, step, step * 11, 0)
+    memory[offset + layout.PHASE_OFFSET] = 4
+    if step % 7 == 0:
+        row = (step, step, step & 0xFFFF, 0, step & 0xFFFF, 0, 0, 80, str(step).encode().ljust(80, b"."))
+        writer.write_requests([row] * (step % 32), step)
+        writer.write_report({"n": step, "text": str(step) * (step % 50)})
+"""
+
+
+@pytest.mark.integration
+def test_copies_of_a_rank_that_never_rests(tmp_path: Path) -> None:
+    """Copies of a file that another process writes as fast as it can hold whole records, tables and reports only."""
+    copy_path = tmp_path / "copy.flight"
+    seen: set[int] = set()
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            with FlightFile(tmp_path / "busy.flight") as flight:
+                for _ in range(200):
+                    copy_path.write_bytes(whole_copy(flight))
+                    with FlightFile(copy_path) as kept:
+                        seen |= check_busy(kept)
+        finally:
+            process.kill()
+    assert len(seen) > 200, "the ring was read while it turned"
+
+
+def check_busy(kept: FlightFile) -> set[int]:
+    """Every value follows from its step, as `WRITER` has it; the steps that are there."""
+    for record in kept.records():
+        step, phase = int(record["step"]), int(record["phase"])
+        assert record["batch_hash"] == step * 7
+        assert record["state_sum"] == (step * 3 if phase >= 2 else 0)
+        assert record["mask_hash"] == (step * 5 if phase >= 3 else 0)
+        assert record["own_ns_total"] == (step * 11 if phase == 4 else 0)
+    with contextlib.suppress(FlightError):  # half written at each of the looks
+        drifting, rows = kept.requests()
+        assert {row.request_id for row in rows} <= {str(drifting).ljust(80, ".")}
+        assert len(rows) == drifting % 32
+    with contextlib.suppress(FlightError):
+        report = kept.report()
+        assert "n" not in report or report["text"] == str(report["n"]) * (report["n"] % 50)
+    return set(map(int, kept.records()["step"]))

@@ -108,12 +108,12 @@ class Node:
             )
         self._foreign = keys
 
-    def _tell_table(self, reason: str) -> None:
+    def _tell_table(self, key: str, reason: str) -> None:
         """
         Log each request table that cannot be read once. Its rank is left out of the answer: unknown is not 0.
         """
-        if reason not in self._tables_told:
-            self._tables_told.add(reason)
+        if key not in self._tables_told:
+            self._tables_told.add(key)
             logger.warning("no answer about requests: %s", reason)
 
     def _tell(self, unreadable: list[Unreadable]) -> None:
@@ -146,14 +146,16 @@ class Node:
         The requests that drift, rank by rank; of one engine if that is given.
         """
         tables = []
-        for file in self._files.scan().files:
+        files = self._files.scan().files
+        self._tables_told &= {file.flight.key for file in files}
+        for file in files:
             identity = file.identity
             if engine is not None and identity.engine != engine:
                 continue
             try:
                 drifting, rows = file.flight.requests()
             except FlightError as error:
-                self._tell_table(str(error))
+                self._tell_table(file.flight.key, str(error))
                 continue
             tables.append(
                 RequestTable(
