@@ -228,6 +228,7 @@ def test_an_altered_copy_gets_the_right_verdicts(number, from_text):
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(600)  # imports vLLM, and a copy of its largest module for each case
 def test_the_imported_copies_are_judged_like_their_text(lab, copies, from_text, tmp_path):
     """Every altered copy, imported by the interpreter that has vLLM, gets the verdicts and reasons of its text."""
     for copy in copies:
@@ -238,7 +239,7 @@ def test_the_imported_copies_are_judged_like_their_text(lab, copies, from_text, 
     done = subprocess.run(
         [lab.python, "-c", IMPORT, str(tmp_path), wanted, str(answer)],
         env=os.environ | {"RANKSCOPE_ENABLED": "0", "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=540, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     imported = [RunnerExamination.model_validate(each) for each in json.loads(answer.read_text())]
