@@ -510,4 +510,5 @@ def test_ranks_that_share_a_scheduler_record_the_same(tmp_path_factory, operatio
         for total in ("posted_total", "completed_total", "broadcasts_total", "skips_total", "dropped_total"):
             assert (np.diff(records[total].astype(np.int64)) >= 0).all()
         assert (records["queue_filled"] <= records["queue_depth"]).all()
+        assert one.runner.pp_handler.freed_rows == (records["dropped_total"][-1] if len(records) else 0)
     assert standin.touched == []

@@ -131,6 +131,7 @@ class PlainPPHandler:
         self.queue: deque[PendingRecv | None] = deque() if self.is_last_rank else deque([None] * group.world_size)
         self.req_idx_gen_np = np.zeros(max_num_reqs, dtype=np.int32)
         self.broadcast_group = group
+        self.freed_rows = 0
 
     def on_req_idx_freed(self, req_idx: int) -> None:
         self.req_idx_gen_np[req_idx] += 1
@@ -143,6 +144,7 @@ class PlainPPHandler:
         if slot is None:
             return None
         freed = self.req_idx_gen_np[slot.idx_mapping_np] != slot.gen_at_receive_np
+        self.freed_rows += int(freed.sum())
         if (freed | ~slot.need_sampled_mask).all():
             return None
         slot.event.ready = True  # the device's stream waits for it here

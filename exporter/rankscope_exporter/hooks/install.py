@@ -231,7 +231,7 @@ class Installation:
         for hook, place in list(self._places.items()):
             if _own(place.owner, place.name) is place.before:
                 self.remove(hook, "something else in this process took it off")
-            elif place.in_class is not None and _in_class(type(place.owner), place.name) is not place.in_class:
+            elif place.in_class is not None and not _lies_in(type(place.owner), place.name, place.in_class):
                 self._restore(hook)
                 self._put_safely(place.point, place.make)
                 self.publish()
@@ -362,6 +362,13 @@ def _in_class(cls: type, name: str) -> Any:
         if name in vars(base):
             return vars(base)[name]
     return None
+
+
+def _lies_in(cls: type, name: str, value: Any) -> bool:
+    """
+    Whether `value` is what `_in_class` finds; a plain function is also what the class gives, which is quicker to see.
+    """
+    return getattr(cls, name, None) is value or _in_class(cls, name) is value
 
 
 def _short(text: str) -> str:

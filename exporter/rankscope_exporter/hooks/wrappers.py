@@ -207,7 +207,7 @@ def wrap_v2_receive(
             note(name, error)
         result = original(*args, **kwargs)
         try:
-            slot = handler.queue[-1] if handler.queue else None
+            slot = handler.queue[-1] if handler.queue and not width else None
             leave(0 if slot is None else slot.sampled_tokens.shape[-1])
         except Exception as error:  # noqa: BLE001
             note(name, error)

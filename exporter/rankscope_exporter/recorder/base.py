@@ -18,7 +18,8 @@ from rankscope_exporter.recorder.options import RecorderOptions
 
 SAMPLE_STEPS = 32
 """
-Steps between two samples of lengths into the histograms, and two looks around: what not every step has to pay.
+Steps between two samples of lengths into the histograms, and two looks around: what not every step has to pay. A
+multiple of `layout.OWN_TIME_STEPS`, so that its cost is seen.
 """
 
 TRACKED = 4096
@@ -153,9 +154,12 @@ class Recorder:
         self._live[_LIVE_STEP] = step
         self._expected = self._expect(cached) if self._state == _APPLIED else -1
         self._offset = offset
+        if step % _OWN_TIME_STEPS:
+            self._own = 0
+            return
         if not step % SAMPLE_STEPS:
             self._look_around()
-        self._own = self._own_begin = _now() - begin_ns if not step % _OWN_TIME_STEPS else 0
+        self._own = self._own_begin = _now() - begin_ns
 
     def _expect(self, cached: Any) -> int:  # noqa: ARG002  for runners with something to trim
         """
@@ -280,16 +284,16 @@ class Recorder:
         memory, offset = self._memory, self._offset
         if not offset:
             return
-        if not self._guard and (self._drifting or self._table_used):
-            self._write_table(None)
+        if not self._guard:
+            if self._drifting or self._table_used:
+                self._write_table(None)
+            self._carry_totals(offset)
         own = self._own
         if own:
             own = min(own, _LONGEST_OWN)  # a process that is stopped in the middle of it takes any time
             self._own_total += own
             self._record_own(own)
         _DONE(memory, offset + layout.PART_DONE_OFFSET, _now(), self._completed, self._own_total, own)
-        if not self._guard:
-            self._carry_totals(offset)
         memory[offset + _PHASE] = _FINISHED
         self._offset = 0
 

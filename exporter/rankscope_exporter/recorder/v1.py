@@ -88,9 +88,9 @@ class V1Recorder(Recorder):
                 max(drift), len(self._drifting), self._state, _OUTPUT, 0, 0,
             )  # fmt: skip
         memory[offset + _PHASE] = _UPDATED
-        if self._step % SAMPLE_STEPS == 0 and self._detailed:
-            self._sample(lengths, wanted)
-        if entered:
+        if entered:  # the steps that are sampled are among those that are measured
+            if self._step % SAMPLE_STEPS == 0 and self._detailed:
+                self._sample(lengths, wanted)
             self._own_update = _now() - entered
             self._own += self._own_update
 

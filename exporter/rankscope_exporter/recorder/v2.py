@@ -12,6 +12,7 @@ generations are, and its event is asked, which does not wait.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ _STATE, _EQUAL = layout.PART_STATE.pack_into, layout.PART_STATE_EQUAL.pack_into
 _STATE_OFFSET, _PHASE = layout.PART_STATE_OFFSET, layout.PHASE_OFFSET
 _UPDATED, _COMPUTED = int(Phase.STATE_UPDATED), int(Lengths.COMPUTED_TOKENS)
 _RECEIVER = int(Role.RECEIVER)
+_INVERT = bytes.maketrans(b"\0\1", b"\1\0")
 _now = time.monotonic_ns
 
 
@@ -50,7 +52,10 @@ class V2Recorder(Recorder):
 
     HOOKS = ("execute_model", "update_requests", "compute_need_sampled_mask")
 
-    __slots__ = ("_batch_ids", "_drafts", "_dropped", "_handler", "_outstanding", "_sample_device")
+    __slots__ = (
+        "_array", "_batch_ids", "_computed", "_drafts", "_dropped", "_freed_step", "_generations", "_handler",
+        "_outstanding", "_sample_device",
+    )  # fmt: skip
 
     def __init__(
         self, runner: Any, flight: FlightWriter, control: Control, options: RecorderOptions, *,
@@ -61,7 +66,13 @@ class V2Recorder(Recorder):
         self._drafts = drafts
         self._sample_device = sample_device
         self._dropped = 0
-        self._outstanding: deque[tuple[Any, int]] = deque(maxlen=OUTSTANDING)
+        self._freed_step = 0
+        """Last step in which requests were seen to have been freed since the step before."""
+        self._generations = b""
+        self._array: Any = None
+        self._computed: Any = None
+        """The array of lengths that the runner has, as something of which single elements are quick to read."""
+        self._outstanding: deque[tuple[Callable[[], bool], int]] = deque(maxlen=OUTSTANDING)
         self._batch_ids: list[str] = []
 
     def consume(self) -> None:
@@ -69,12 +80,16 @@ class V2Recorder(Recorder):
         The slot at the head of the receive queue is about to be used: count its rows whose request was freed since.
         """
         outstanding = self._outstanding
-        while outstanding and outstanding[0][0].query():
+        while outstanding and outstanding[0][0]():
             self._completed = outstanding.popleft()[1]
-        queue = self._handler.queue
-        slot = queue[0] if queue else None
-        if slot is not None:
-            freed = self._handler.req_idx_gen_np[slot.idx_mapping_np] != slot.gen_at_receive_np
+        handler, queue = self._handler, self._handler.queue
+        generations = handler.req_idx_gen_np.tobytes()
+        if generations != self._generations:
+            self._generations = generations
+            self._freed_step = self._step
+        # A slot was received as many steps ago as the queue is deep; as a rule nothing was freed since.
+        if queue and self._freed_step > self._step - len(queue) and (slot := queue[0]) is not None:
+            freed = handler.req_idx_gen_np[slot.idx_mapping_np] != slot.gen_at_receive_np
             self._dropped += int(np.count_nonzero(freed))
 
     def update(self, scheduler_output: Any) -> None:
@@ -87,14 +102,19 @@ class V2Recorder(Recorder):
         cached = scheduler_output.scheduled_cached_reqs
         state = self._runner.req_states
         index = state.req_id_to_index
-        rows = [index[r] for r in cached.req_ids]
-        lengths = state.num_computed_tokens_np[rows].tolist() if rows else []
+        if state.num_computed_tokens_np is not self._array:
+            self._array = state.num_computed_tokens_np
+            self._computed = memoryview(self._array)
+        computed = self._computed
+        lengths = [computed[index[r]] for r in cached.req_ids]
         wanted = cached.num_computed_tokens
         total = sum(lengths)
         longest = max(lengths) if lengths else 0
-        queue = self._handler.queue if self._handler is not None else ()
-        depth = len(queue)
-        filled = depth - list(queue).count(None) if depth else 0
+        depth = filled = 0
+        if self._handler is not None and self._handler.queue:
+            queue = self._handler.queue
+            depth = len(queue)
+            filled = depth - queue.count(None)
         memory, offset = self._memory, self._offset
         if lengths == wanted:
             if self._drifting:
@@ -123,10 +143,10 @@ class V2Recorder(Recorder):
                 max(drift), len(self._drifting), self._state, _COMPUTED, depth, filled,
             )  # fmt: skip
         memory[offset + _PHASE] = _UPDATED
-        if self._step % SAMPLE_STEPS == 0 and self._detailed:
-            self._sample(lengths, wanted)
+        if entered and self._step % SAMPLE_STEPS == 0 and self._detailed:
+            self._sample(lengths, wanted)  # the steps that are sampled are among those that are measured
         if self._sample_device is not None:
-            self._sample_device(self._step, cached, state.prompt_len.np, rows)
+            self._sample_device(self._step, cached, state.prompt_len.np, [index[r] for r in cached.req_ids])
         if entered:
             self._own_update = _now() - entered
             self._own += self._own_update
@@ -173,10 +193,11 @@ class V2Recorder(Recorder):
         if needed is None:
             self._publish_decision(entered, rows, b"\1" * rows, rows, hash_ids(ids, b"\1" * rows), 0)
             return
-        flags = np.logical_not(needed).tobytes()
+        flags = needed.tobytes().translate(_INVERT)
         masked = flags.count(1)
         mask_hash = hash_ids(ids, flags) if masked else 0
-        self._publish_decision(entered, rows, flags, masked, mask_hash, self._messages())
+        messages = SAMPLED_MESSAGES + (self._drafts and self._role == _RECEIVER)
+        self._publish_decision(entered, rows, flags, masked, mask_hash, messages)
 
     def receive_unguarded(self, rows: int, width: int) -> None:
         """
@@ -202,9 +223,6 @@ class V2Recorder(Recorder):
         """
         self._sample_device = None
 
-    def _messages(self) -> int:
-        return SAMPLED_MESSAGES + (self._drafts and self._role == _RECEIVER)
-
     def _row_index(self) -> dict[str, int]:
         return {request_id: row for row, request_id in enumerate(self._batch_ids)}
 
@@ -220,6 +238,7 @@ class V2Recorder(Recorder):
         """
         if not self._completes and self._role == _RECEIVER and self._guard == BROADCAST and self._handler is not None:
             slot = self._handler.queue[-1] if self._handler.queue else None
-            if slot is not None and hasattr(slot.event, "query"):
-                self._outstanding.append((slot.event, self._posted))
-        super().leave(width)
+            query = getattr(slot.event, "query", None) if slot is not None else None
+            if query is not None:
+                self._outstanding.append((query, self._posted))
+        Recorder.leave(self, width)
