@@ -1,7 +1,7 @@
 """Series for charts."""
 
 import numpy as np
-from made_ranks import START_UNIX, made_records, made_report
+from made_ranks import START_UNIX, made_records, made_report, made_v2_records
 
 from rankscope_server.control.charts import build_series, clamp_span
 from rankscope_server.domain.model import RankId
@@ -51,6 +51,17 @@ def test_nothing_is_asked_for_beyond_reason():
     since, until = clamp_span(-1e18, 1e18, T)
     assert (until, until - since) == (T, 31 * 86400)
     assert build_series([], [], T, T, 10).times_unix == []
+
+
+def test_lengths_that_are_copies_draw_nothing():
+    """On V2 only samples of the device's lengths do; a sample older than the hour that is held is dropped."""
+    seconds = SecondSeries()
+    seconds.absorb(made_v2_records(1, 10, lambda _: {"drift_max": 9}), T + np.arange(10.0))
+    assert (seconds.first, seconds.last) == (0, 0)
+    seconds.note(T + 3, 5, 8)
+    seconds.note(T - 4000, 7, 8)
+    assert seconds.drift(np.array([T + 2, T + 3]))[1] == 5
+    assert [(s.second - T, s.drift_max, s.requests) for s in seconds.take(T + 10)] == [(3, 5, 8)]
 
 
 def test_seconds_are_handed_out_once():

@@ -122,6 +122,12 @@ async def test_a_toggle_reaches_every_rank_for_the_same_step(service, ranks):
     view = service.engine("chat", "e1")
     assert (view.fix.state, view.fix.desired, view.fix.last_actor) == ("applied", True, "ada")
     assert (view.fix.progress.acknowledged, view.fix.progress.applied_step_spread) == (2, 0)
+    assert view.acted == ()  # the step itself was not recorded here
+    ranks[0].steps(31, outcome.effective_step)
+    await poll(service)
+    (mark,) = service.engine("chat", "e1").acted
+    assert (mark.generation, mark.desired, mark.step) == (1, True, outcome.effective_step)
+    assert mark.at_unix == pytest.approx(service.board.clock.now().unix - 0.015)
     audit = await service.audit(10)
     assert [(row.actor, row.action) for row in audit] == [
         ("rankscope", "acknowledged"),

@@ -530,6 +530,8 @@ def card(
     The card of a deployment with this one engine.
     """
     peak = max((r.drift_max or 0 for r in engine.ranks), default=0)
+    if engine.drift_unknown:
+        sparkline = (None,) * 120
     values = (
         tuple(round(peak * i / 119 * (0.85 + 0.15 * math.sin(i / 5)), 1) for i in range(120))
         if sparkline is None

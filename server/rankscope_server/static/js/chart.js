@@ -141,6 +141,8 @@
     empty.textContent = "Waiting for the first sample";
     holder.append(empty);
 
+    const note = document.getElementById("engine-drift-note");
+    if (note) new MutationObserver(() => plot?.redraw(false)).observe(note, { attributeFilter: ["data-acted"] });
     new ResizeObserver(() => plot?.setSize(size())).observe(holder);
     const repaint = () => { readPalette(); plot?.redraw(false); };
     document.addEventListener("rankscope:theme", repaint);
