@@ -71,7 +71,7 @@ format: setup ## Format the code
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench: $(if $(filter-out step_share,$(BENCH)),setup,lab-setup) ## Benchmarks, one JSON line a figure; BENCH=hotpath for one
+bench: $(if $(filter-out step_share lab_calls,$(BENCH)),setup,lab-setup) ## Benchmarks, one JSON line a figure; BENCH=hotpath for one
 	@status=0; for file in tests/bench/bench_$(if $(BENCH),$(BENCH),*).py; do $(BIN)/python $$file || status=$$?; done; exit $$status
 
 e2e: lab-setup ## Baseline, canary and mid-drift on real vLLM, one JSON line a figure
