@@ -311,7 +311,9 @@ class Installation:
         """
         for hook in list(self.wrappers):
             self._restore(hook)
-            self.hooks[hook] = HookReport(hook=hook, state=HookState.OFF, reason="uninstalled")
+            self._turn_off([hook], "uninstalled")
+        if DEVICE_LENGTHS in self.hooks:
+            self._turn_off([DEVICE_LENGTHS], "uninstalled")
         if self.fix is not None:
             self.fix.set(applied=False)
         self._after_control()
