@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from rankscope_exporter.contract import Guard, Phase, words
 from rankscope_exporter.flight import FlightFile, layout, reader, source
+from rankscope_exporter.flight.copying import ATTEMPTS
 from rankscope_exporter.recorder.base import SAMPLE_STEPS
 from rankscope_exporter.settings import WorkerSettings
 
@@ -164,6 +165,8 @@ def test_numbers_in_the_text() -> None:
     assert f"more than {reader.MAX_RING_CAPACITY} steps is refused" in text
     assert f"| lengths | every {SAMPLE_STEPS} steps |" in text
     assert f"| own time | every {layout.OWN_TIME_STEPS} steps |" in text
+    assert ATTEMPTS == 4
+    assert "up to four attempts" in text
     assert f"Head at {layout.TABLE_OFFSET}:" in text
     assert f"from {layout.TABLE_OFFSET + layout.TABLE_HEAD_BYTES} on" in text
     assert f"-{-layout.MARGIN_UNKNOWN}: unknown" in text

@@ -4,9 +4,10 @@ The flight file under every interleaving and damage that hypothesis can think of
 
 import contextlib
 import functools
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from rankscope_exporter.flight.source import FlightSource
 from rankscope_exporter.flight.writer import FlightWriter
 
 CAPACITY = 64
-relaxed = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_part(writer: FlightWriter, step: int, phase: int) -> None:
@@ -90,20 +91,32 @@ class TornSource:
         return b"".join(before[i : i + cut] + after[i + cut : i + unit] for i in range(0, size, unit))
 
 
-def torn(flight: FlightFile, writes: Sequence[Callable[[], None]], cut: int) -> FlightFile:
-    """The same file, in whose reads the writer makes `writes`, one in each read."""
-    queue = list(writes)
-    flight.source = TornSource(flight.source, lambda: queue.pop(0)() if queue else None, cut)
+def torn(
+    flight: FlightFile, write: Callable[[int], None], bursts: Mapping[int, int], cut: int, *, steadily: int = 0
+) -> FlightFile:
+    """The same file, with the writer going on by `bursts[n]` in the middle of read `n`, and by `steadily` in the others."""
+    count = itertools.count()
+    flight.source = TornSource(flight.source, lambda: write(bursts.get(next(count), steadily)), cut)
     return flight
+
+
+bursts_of_parts = st.dictionaries(
+    st.integers(0, 12),
+    st.one_of(st.integers(1, 9), st.integers(4 * CAPACITY - 8, 4 * CAPACITY + 8), st.integers(1, 9 * CAPACITY)),
+    max_size=4,
+)
+"""
+How many parts of records the writer writes in the middle of which read: a few, or a whole turn of the ring.
+"""
 
 
 @relaxed
 @given(
     start=st.integers(1, 4 * 2 * CAPACITY),
-    bursts=st.lists(st.integers(0, 5 * CAPACITY), max_size=12),
+    bursts=bursts_of_parts,
     cut=st.integers(0, layout.STEP_DTYPE.itemsize),
 )
-def test_no_record_is_invented_while_the_writer_goes_on(tmp_path: Path, start: int, bursts: list[int], cut: int):
+def test_no_record_is_invented_while_the_writer_goes_on(tmp_path: Path, start: int, bursts: dict[int, int], cut: int):
     """A writer that goes on between and during the reads of the reader makes records go missing, never wrong."""
     writer = FlightWriter(tmp_path, "rank", {}, capacity=CAPACITY)
     position = 0
@@ -116,7 +129,7 @@ def test_no_record_is_invented_while_the_writer_goes_on(tmp_path: Path, start: i
 
     write(start)
     with FlightFile(writer.path) as flight:
-        records = torn(flight, [functools.partial(write, burst) for burst in bursts], cut).records()
+        records = torn(flight, write, bursts, cut).records()
     for record in records:
         step, phase = int(record["step"]), int(record["phase"])
         assert Phase.SCHEDULED <= phase <= Phase.DONE
@@ -197,7 +210,7 @@ def write_everything(writer: FlightWriter, n: int) -> None:
     """
     The `n`-th state of every area but the ring: each value follows from `n`, so that a mixture of two states shows.
     """
-    writer.write_report({"n": n, "text": chr(97 + n % 26) * (n % 97 * 50)})
+    writer.write_report({"n": n, "text": chr(97 + n % 26) * (n % 5 * 100)})
     row = (n, n, n, n, n, n, n % 2, n % 80 + 1, chr(97 + n % 26).encode() * (n % 80 + 1))
     writer.write_requests([row] * (n % 40), n)
     layout.WORD.pack_into(writer.device, 0, 2 * n + 1)
@@ -209,31 +222,43 @@ def write_everything(writer: FlightWriter, n: int) -> None:
         writer.own[index] = n
 
 
-def read_everything(flight: FlightFile) -> None:
-    """
-    Each answer is one of the states that were written, or none.
-    """
+def check_report(flight: FlightFile) -> None:
+    """The report is one of those that were written, or unreadable."""
     with contextlib.suppress(FlightError):
         report = flight.report()
         n = report.get("n", -1)
-        assert n < 0 or report["text"] == chr(97 + n % 26) * (n % 97 * 50)
+        assert n < 0 or report["text"] == chr(97 + n % 26) * (n % 5 * 100)
+
+
+def check_requests(flight: FlightFile) -> None:
+    """The table is one of those that were written, or unreadable."""
     with contextlib.suppress(FlightError):
         drifting, rows = flight.requests()
         assert len(rows) == min(drifting % 40, layout.TABLE_CAPACITY)
         for row in rows:
             assert (row.step, row.drift, row.state_length) == (drifting, drifting, drifting)
             assert row.request_id == chr(97 + drifting % 26) * (drifting % 80 + 1)
+
+
+def check_device(flight: FlightFile) -> None:
+    """The sample is one of those that were written, or none."""
     sample = flight.device_lengths()
     assert sample is None or len({int(sample[name]) for name in layout.DEVICE_DTYPE.names[2:]}) == 1
 
 
+CHECKS = (check_report, check_requests, check_device)
+
+
+@pytest.mark.parametrize("check", CHECKS)
 @relaxed
 @given(
-    states=st.lists(st.integers(0, 10_000), max_size=30),
-    cut=st.integers(0, layout.HOOKS_BYTES),
-    bursts=st.lists(st.integers(0, 3), max_size=30),
+    states=st.lists(st.integers(1000, 9999), min_size=8, max_size=16, unique=True),
+    cut=st.one_of(st.integers(0, 80), st.integers(0, 700), st.integers(0, layout.TABLE_BYTES)),
+    bursts=st.dictionaries(st.integers(0, 5), st.integers(1, 2), max_size=4),
 )
-def test_no_area_is_invented_while_the_writer_goes_on(tmp_path: Path, states: list[int], cut: int, bursts: list[int]):
+def test_no_area_is_invented_while_the_writer_goes_on(
+    tmp_path: Path, check: Callable[[FlightFile], None], states: list[int], cut: int, bursts: dict[int, int]
+):
     """Report, request table and device lengths are each of one moment, or not there, however reads and writes interleave."""
     writer = FlightWriter(tmp_path, "rank", {"engine": "e"}, capacity=CAPACITY)
     queue = list(states)
@@ -243,10 +268,11 @@ def test_no_area_is_invented_while_the_writer_goes_on(tmp_path: Path, states: li
             if queue:
                 write_everything(writer, queue.pop(0))
 
-    with torn(FlightFile(writer.path), [functools.partial(write, burst) for burst in bursts], cut) as flight:
-        for _ in range(3):
-            read_everything(flight)
-            assert flight.identity() == {"engine": "e"}
+    write(1)
+    with torn(FlightFile(writer.path), write, bursts, cut) as flight:
+        check(flight)
+        check(flight)
+        assert flight.identity() == {"engine": "e"}
     writer.path.unlink()
 
 
@@ -401,10 +427,11 @@ def test_other_versions_are_told_by_name(tmp_path: Path, version: int, rest: byt
 @relaxed
 @given(
     start=st.integers(0, 4 * 2 * CAPACITY),
-    bursts=st.lists(st.integers(0, CAPACITY), max_size=60),
-    cut=st.integers(0, layout.HOOKS_BYTES),
+    bursts=st.dictionaries(st.integers(0, 60), st.integers(1, 5 * CAPACITY), max_size=12),
+    steadily=st.integers(0, 6),
+    cut=st.one_of(st.integers(0, 200), st.integers(0, layout.HOOKS_BYTES)),
 )
-def test_a_copy_of_a_live_file_is_whole(tmp_path: Path, start: int, bursts: list[int], cut: int):
+def test_a_copy_of_a_live_file_is_whole(tmp_path: Path, start: int, bursts: dict[int, int], steadily: int, cut: int):
     """A copy taken while the rank writes opens, and holds whole records and areas only."""
     writer = FlightWriter(tmp_path, "rank", {"engine": "e"}, capacity=CAPACITY)
     position = 0
@@ -419,14 +446,15 @@ def test_a_copy_of_a_live_file_is_whole(tmp_path: Path, start: int, bursts: list
 
     write(start)
     path = tmp_path / "copy.flight"
-    with torn(FlightFile(writer.path), [functools.partial(write, burst) for burst in bursts], cut) as flight:
+    with torn(FlightFile(writer.path), write, bursts, cut, steadily=steadily) as flight:
         path.write_bytes(whole_copy(flight))
     ring = path.read_bytes()[layout.RING_OFFSET :]
     with FlightFile(path) as copy:
         records = copy.records()
         assert copy.step() <= position // 4 + 1
         assert copy.identity() == {"engine": "e"}
-        read_everything(copy)
+        for check in CHECKS:
+            check(copy)
     for record in records:
         step, phase = int(record["step"]), int(record["phase"])
         assert record["batch_hash"] == step * 7
