@@ -107,7 +107,7 @@ def main() -> int:
     known = {boot.name: boot for boot in BOOTS}
     parser.add_argument("boots", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all of them if none is named")
     names = parser.parse_args().boots or list(known)
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [one for one in names if one not in known]:
         parser.error(f"no boot is called {', '.join(unknown)}; there are {', '.join(known)}")
     worst = 0
     for one in names:
