@@ -76,7 +76,7 @@ async def test_what_v2_ranks_do_is_on_the_page(service, ranks, clock):
     view = service.engine("chat", "e1")
     assert (view.state, view.runner) == (State.HEALTHY, "V2")
     first, last = view.ranks
-    assert (first.exchange, last.exchange) == (ExchangeView(4, 3, 90, 90), ExchangeView(4, 3, 90, 90))
+    assert (first.exchange, last.exchange) == (ExchangeView(30, 4, 3, 90, 90), ExchangeView(30, 4, 3, 90, 90))
     assert (first.queue, last.queue) == (QueueView(2, 1, 7), None)
     assert first.host_lengths == HostLengths(800, 100, 0)
     assert (first.drift_max, first.device) == (None, None)

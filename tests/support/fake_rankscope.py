@@ -423,7 +423,7 @@ def v2_rank(pp: int, **changes: object) -> RankView:
         "drifting": None,
         "fix_state": "not applicable",
         "host_lengths": HostLengths(4816, 911, 0),
-        "exchange": ExchangeView(4, 3, 1233, 1233 if pp else None),
+        "exchange": ExchangeView(412, 4, 3, 1233, 1233 if pp else None),
         "queue": None if pp else QueueView(2, 1, 7),
         "hooks": tuple(
             HookView(name, "on", "")
@@ -469,7 +469,7 @@ def v2_drifting() -> EngineView:
     )
     clean = dataclasses.replace(sampled, excess_rows=0, total_excess=-1, computed_excess=0)
     sentence = (
-        "pp0 holds up to 5 tokens more on its device than the scheduler allows in 2 of 8 requests (sampled at step 400, 12 s ago), "
+        "pp0 holds up to 5 tokens more on its device than the scheduler allows in 2 of 8 requests, as sampled at step 400, "
         "since step 200; pp1 agrees with the scheduler"
     )
     return v2_view(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankscope_exporter.contract import DeviceLengths, Lengths
 from rankscope_server.domain.alignment import Aligned
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.facts import RankFacts, joined, seconds
+from rankscope_server.domain.facts import RankFacts, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def latest_drift(rank: RankFacts, reach: int) -> tuple[int, int, int] | None:
     return int(worst["drift_max"]), int(worst["drifting"]), int(worst["cached"])
 
 
-def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int, now: Moment) -> str:
+def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int) -> str:
     """
     Which ranks count too much, by how many tokens, and what the others say.
     """
@@ -113,12 +113,11 @@ def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, r
         latest = latest_drift(ranks[row], reach)
         if latest is not None:
             tokens, requests, of = latest
-            device, age = ranks[row].device, ranks[row].device_age_seconds(now)
+            device = ranks[row].device
             if device is not None and tokens > 0:
-                ago = "age unknown" if age is None else f"{seconds(age)} ago"
                 parts.append(
-                    f"{ranks[row].label} holds up to {tokens} tokens more on its device than the scheduler allows in {requests} of {of} requests "
-                    f"(sampled at step {device.step}, {ago})"
+                    f"{ranks[row].label} holds up to {tokens} tokens more on its device than the scheduler allows in {requests} of {of} requests, "
+                    f"as sampled at step {device.step}"
                 )
                 continue
             parts.append(

@@ -242,7 +242,7 @@ def _assess_drift(
         else group[rows[0]].history.last
     )
     since = first.since_unix if first is not None else now.unix
-    sentence = drift_sentence(group, rows, step, reach, now)
+    sentence = drift_sentence(group, rows, step, reach)
     yield Assessed(FindingKind.DRIFT, dp, Severity.WARNING, sentence, step, tuple(group[row] for row in rows), since)
 
 

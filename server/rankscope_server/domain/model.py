@@ -185,10 +185,11 @@ class ExchangeView:
     The sampled-token exchange of a rank's newest decided step, and since the start.
     """
 
+    step: int
     width: int | None
     """Columns as the rank posts them; None where it does not know, or skips."""
     posted: int
-    """Collectives that it posted in the step."""
+    """Collectives that it posted in that step."""
     posted_total: int
     completed_total: int | None
     """None where the rank does not come to know of completions."""

@@ -190,6 +190,7 @@ def _exchange(rank: RankFacts) -> ExchangeView | None:
     if record is None:
         return None
     return ExchangeView(
+        step=int(record["step"]),
         width=(int(record["width"]) or None) if int(record["guard"]) == Guard.BROADCAST else None,
         posted=int(record["posted"]),
         posted_total=int(record["posted_total"]),

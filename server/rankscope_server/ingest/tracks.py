@@ -118,28 +118,29 @@ class ExporterTrack:
 
     def absorb_steps(self, frame: StepsFrame, now: Moment) -> bool:
         """
-        Take in a `/v1/steps` answer; whether it names a rank that `/v1/ranks` has not named yet.
+        Take in a `/v1/steps` answer; whether `/v1/ranks` has more to say at once: who a rank is, or how its step failed.
         """
         header = frame.header
         clock = NodeClock(header.monotonic_ns, header.unix, now.monotonic)
         self.clock = clock
         self.cursor = header.cursor
-        unknown = False
+        ask = False
         for head, records in zip(header.ranks, frame.records, strict=True):
             self.lost += max(0, head.lost)
             track = self.ranks.get(head.key)
             if track is None:
-                unknown = True
+                ask = True
                 continue
             if track.report.life is not head.life:
                 track.report = track.report.model_copy(update={"life": head.life})
                 track.life_since = now.monotonic
             fresh = track.history.absorb(records)
             if len(fresh):
+                ask = ask or bool(fresh["failed"].any())
                 track.seconds.absorb(
                     fresh, clock.unix + (fresh["begin_ns"].astype(np.int64) - clock.monotonic_ns) / 1e9
                 )
-        return unknown
+        return ask
 
     def absorb_requests(self, answer: RequestsAnswer) -> None:
         """

@@ -20,7 +20,7 @@ def test_begins_with_everything(follow, fake: FakeRankscope) -> None:  # type: i
     async def body(reader) -> None:  # type: ignore[no-untyped-def]
         fragments = await reader.next()
         assert fragments.name == ""
-        assert fragments.data.count("<hx-partial") == 8
+        assert fragments.data.count("<hx-partial") == 9
         assert len((await reader.next("series")).json()["times"]) == 10
         assert (await reader.next("heartbeat")).json() == {"version": fake.version, "data_age_seconds": 0.3}
 
