@@ -147,6 +147,8 @@ class V2Runner:
         else:
             self.pp_handler.receive(self.input_batch)
 
+    def pool(self) -> None: ...
+
 
 Runner = V1Runner | V2Runner
 

@@ -126,7 +126,7 @@ class PlainPPHandler:
 
     def __init__(self, max_num_reqs: int, num_speculative_steps: int, group: Group) -> None:
         self.is_last_rank = group.is_last_rank
-        self.max_sample_len = num_speculative_steps + 1
+        self.max_sample_len = self.sample_len = num_speculative_steps + 1
         self.num_speculative_steps = num_speculative_steps
         self.queue: deque[PendingRecv | None] = deque() if self.is_last_rank else deque([None] * group.world_size)
         self.req_idx_gen_np = np.zeros(max_num_reqs, dtype=np.int32)
@@ -157,7 +157,7 @@ class PlainPPHandler:
             return False
         num_reqs = input_batch.num_reqs
         group = self.broadcast_group
-        sampled_tokens = empty(num_reqs, self.max_sample_len)
+        sampled_tokens = empty(num_reqs, self.sample_len)
         group.broadcast(sampled_tokens)
         group.broadcast(empty(2, num_reqs))
         draft_tokens = self._receive_drafts(num_reqs)
@@ -203,6 +203,33 @@ class PPHandler(PlainPPHandler):
         if compute_need_sampled_mask(input_batch) is None:
             return
         self.broadcast_group.broadcast(empty(input_batch.num_reqs, self.num_speculative_steps))
+
+
+class AgreedPPHandler(PPHandler):
+    """
+    As in vLLM 0.33: both sides compute the width for the step, and drafts follow in the steps in which some were proposed.
+    """
+
+    recv_drafts = False
+
+    def _sample_len(self, input_batch: Any) -> int:
+        return self.max_sample_len if input_batch.num_draft_tokens > 0 else 1
+
+    def receive(self, input_batch: Any, recv_drafts: bool) -> bool:
+        self.recv_drafts = recv_drafts
+        self.sample_len = self._sample_len(input_batch)
+        return super().receive(input_batch)
+
+    def _receive_drafts(self, num_reqs: int) -> Tensor | None:
+        return super()._receive_drafts(num_reqs) if self.recv_drafts else None
+
+    def broadcast(self, sampled_token_ids: Any, num_sampled: Any, num_rejected: Any, input_batch: Any) -> None:
+        assert self.is_last_rank
+        if compute_need_sampled_mask(input_batch) is None:
+            return
+        assert sampled_token_ids.shape[-1] == self._sample_len(input_batch)
+        self.broadcast_group.broadcast(contiguous(sampled_token_ids))
+        self.broadcast_group.broadcast(empty(2, input_batch.num_reqs))
 
 
 class RequestState:
@@ -331,6 +358,11 @@ class StandInRunner:
                 self.pp_handler.broadcast_drafts(self.req_states.draft_tokens, input_batch)
         return "sampled"
 
+    def pool(self) -> None:
+        """Instead of `sample_tokens`, for models that pool."""
+        self.log.append("pool")
+        self.execute_model_state = None
+
 
 group_of_module = Group(last=False)
 """
@@ -373,6 +405,10 @@ class ModuleRunner(StandInRunner):
             return None
         pp_broadcast(*self.sample(input_batch))
         return "sampled"
+
+    def pool(self) -> None:
+        """Instead of `sample_tokens`, for models that pool."""
+        self.execute_model_state = None
 
 
 @dataclass
