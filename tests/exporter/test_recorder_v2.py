@@ -111,6 +111,25 @@ def test_every_hook_of_the_runner_goes_on(rank):
     assert "V2" in receiver.installation.fix_report.reason
 
 
+@pytest.mark.parametrize("proposes", [False, True])
+@pytest.mark.parametrize("spec", [False, True])
+def test_what_both_sides_agree_on_step_by_step(standin, rank, proposes, spec):
+    """Where width and drafts are settled for each step, each side records what it posts, the receiver before it waits."""
+    wide = {}
+    for last in (False, True):
+        one = rank(runner={"last": last, "drafts": 3, "handler": standin.AgreedPPHandler})
+        one.runner.proposes = proposes
+        one.runner.sample = lambda batch: [standin.Tensor(batch.num_reqs, 4 if spec else 1)] * 3
+        output = busy(standin, "a", "b", drafts=3).schedule()
+        output.scheduled_spec_decode_tokens = {"a": [1, 2, 3]} if spec else {}
+        one.take(output)
+        record = one.last
+        assert record["width"] == one.runner.posted[0][1] == (4 if spec else 1)
+        assert record["posted"] == len(one.runner.posted) == (3 if proposes else 2)
+        wide[last] = int(record["width"])
+    assert wide[False] == wide[True]
+
+
 @pytest.mark.parametrize(
     ("last", "drafts", "role", "width", "posted"),
     [

@@ -109,6 +109,9 @@ class Runner:
     @telling
     def sample_tokens(self, grammar_output):
         return self.pp_handler.receive(grammar_output)
+
+    def pool(self):
+        pass
 """
 
 V2_MODULE = """
@@ -134,6 +137,9 @@ class Runner:
     def sample_tokens(self, grammar_output):
         pp_receive(1, max_sample_len=4)
         pp_broadcast(grammar_output, 1, 0)
+
+    def pool(self):
+        pass
 """
 
 

@@ -126,7 +126,7 @@ class PlainPPHandler:
 
     def __init__(self, max_num_reqs: int, num_speculative_steps: int, group: Group) -> None:
         self.is_last_rank = group.is_last_rank
-        self.max_sample_len = self.sample_len = num_speculative_steps + 1
+        self.max_sample_len = num_speculative_steps + 1
         self.num_speculative_steps = num_speculative_steps
         self.queue: deque[PendingRecv | None] = deque() if self.is_last_rank else deque([None] * group.world_size)
         self.req_idx_gen_np = np.zeros(max_num_reqs, dtype=np.int32)
@@ -157,12 +157,15 @@ class PlainPPHandler:
             return False
         num_reqs = input_batch.num_reqs
         group = self.broadcast_group
-        sampled_tokens = empty(num_reqs, self.sample_len)
+        sampled_tokens = empty(num_reqs, self.max_sample_len)
         group.broadcast(sampled_tokens)
         group.broadcast(empty(2, num_reqs))
-        draft_tokens = self._receive_drafts(num_reqs)
+        return self._keep(input_batch, need_sampled_mask, sampled_tokens, self._receive_drafts(num_reqs))
+
+    def _keep(self, input_batch: Any, need_sampled_mask: Any, sampled_tokens: Tensor, draft_tokens: Any) -> bool:
+        num_reqs = input_batch.num_reqs
         self.queue[-1] = PendingRecv(
-            group.make_event(), sampled_tokens, Tensor(num_reqs), Tensor(num_reqs), input_batch.idx_mapping,
+            self.broadcast_group.make_event(), sampled_tokens, Tensor(num_reqs), Tensor(num_reqs), input_batch.idx_mapping,
             input_batch.idx_mapping_np, need_sampled_mask, self.req_idx_gen_np[input_batch.idx_mapping_np], draft_tokens,
         )  # fmt: skip
         return bool(need_sampled_mask.all())
@@ -210,18 +213,20 @@ class AgreedPPHandler(PPHandler):
     As in vLLM 0.33: both sides compute the width for the step, and drafts follow in the steps in which some were proposed.
     """
 
-    recv_drafts = False
-
     def _sample_len(self, input_batch: Any) -> int:
         return self.max_sample_len if input_batch.num_draft_tokens > 0 else 1
 
     def receive(self, input_batch: Any, recv_drafts: bool) -> bool:
-        self.recv_drafts = recv_drafts
-        self.sample_len = self._sample_len(input_batch)
-        return super().receive(input_batch)
-
-    def _receive_drafts(self, num_reqs: int) -> Tensor | None:
-        return super()._receive_drafts(num_reqs) if self.recv_drafts else None
+        assert not self.is_last_rank
+        need_sampled_mask = compute_need_sampled_mask(input_batch)
+        if need_sampled_mask is None:
+            return False
+        num_reqs = input_batch.num_reqs
+        sampled_tokens = empty(num_reqs, self._sample_len(input_batch))
+        self.broadcast_group.broadcast(sampled_tokens)
+        self.broadcast_group.broadcast(empty(2, num_reqs))
+        drafts = self._receive_drafts(num_reqs) if recv_drafts else None
+        return self._keep(input_batch, need_sampled_mask, sampled_tokens, drafts)
 
     def broadcast(self, sampled_token_ids: Any, num_sampled: Any, num_rejected: Any, input_batch: Any) -> None:
         assert self.is_last_rank
@@ -266,6 +271,7 @@ class StandInRunner:
     ) -> None:  # fmt: skip
         self.is_last_pp_rank = last
         self.num_speculative_steps = drafts
+        self.proposes = drafts > 0
         self.group = Group(last=last, size=size)
         self.req_states = RequestState(rows)
         self.pp_handler = handler(rows, drafts, self.group) if size > 1 else None
@@ -314,6 +320,7 @@ class StandInRunner:
             prefill_len_np=state.prefill_len.np[rows],
             is_prefilling_np=computed < state.prefill_len.np[rows],
             max_seq_len_np=state.max_seq_len[rows],
+            num_draft_tokens=sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values())),
         )
 
     def forward(self) -> None:
@@ -349,12 +356,15 @@ class StandInRunner:
             return None
         input_batch, self.execute_model_state = self.execute_model_state, None
         if not self.is_last_pp_rank:
-            self.pp_handler.receive(input_batch)
+            if isinstance(self.pp_handler, AgreedPPHandler):
+                self.pp_handler.receive(input_batch, recv_drafts=self.proposes)
+            else:
+                self.pp_handler.receive(input_batch)
             return "received"
         sampled, num_sampled, num_rejected = self.sample(input_batch)
         if self.pp_handler is not None:
             self.pp_handler.broadcast(sampled, num_sampled, num_rejected, input_batch)
-            if self.num_speculative_steps > 0 and hasattr(self.pp_handler, "broadcast_drafts"):
+            if self.proposes and hasattr(self.pp_handler, "broadcast_drafts"):
                 self.pp_handler.broadcast_drafts(self.req_states.draft_tokens, input_batch)
         return "sampled"
 

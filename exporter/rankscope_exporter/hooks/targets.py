@@ -74,6 +74,7 @@ def _point(
 
 _STEPS = _point("execute_model", ("scheduler_output",), "steps, batch")
 _END = _point("sample_tokens", (), "the end of a step")
+_POOL = _point("pool", (), "the end of a step of a pooling model", optional="this release has no pooling models here")
 _SENDER, _RECEIVER = (f"the {side}'s side of the sampled-token collective" for side in ("sender", "receiver"))
 _V2_UPDATE = _point(
     "update_requests",
@@ -103,6 +104,7 @@ V2_HANDLER_POINTS = (
     _STEPS,
     _V2_UPDATE,
     _END,
+    _POOL,
     _point("receive", ("input_batch",), _RECEIVER, owner=Owner.HANDLER),
     _point("broadcast", ("sampled_token_ids",), _SENDER, owner=Owner.HANDLER),
     _point(
@@ -123,6 +125,7 @@ V2_MODULE_POINTS = (
     _STEPS,
     _V2_UPDATE,
     _END,
+    _POOL,
     _point("pp_receive", ("num_reqs", "max_sample_len"), _RECEIVER, owner=Owner.MODULE),
     _point("pp_broadcast", ("sampled_token_ids",), _SENDER, owner=Owner.MODULE),
 )

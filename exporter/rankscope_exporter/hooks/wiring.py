@@ -51,7 +51,7 @@ def wire_v2(runner: Any, recorder: V2Recorder, body: Body, note: w.Note) -> dict
     rule = width_rule(runner)
     padded = getattr(handler, "max_sample_len", None)
     sent = padded if rule is not None and rule.sender is Width.PADDED else None
-    received = padded if rule is not None and rule.receiver is Width.PADDED else None
+    received = _measure(handler, rule.receiver if rule is not None else Width.UNKNOWN)
     update, send, receive = "update_requests", "PPHandler.broadcast", "PPHandler.receive"
     consume, drafts, mask = (
         "PPHandler.get_prev_sampled_outputs",
@@ -69,7 +69,7 @@ def wire_v2(runner: Any, recorder: V2Recorder, body: Body, note: w.Note) -> dict
             send, original, body(send, recorder.enter), body(send, recorder.leave), note, width=sent
         ),
         receive: lambda original: w.wrap_v2_receive(
-            receive, original, body(receive, recorder.enter), body(receive, recorder.leave), handler, note, width=received
+            receive, original, body(receive, recorder.enter_receive), body(receive, recorder.leave), handler, note, measure=received
         ),
         mask: lambda original: w.wrap_need_mask(mask, original, body(mask, recorder.decide), note),
         drafts: lambda original: w.wrap_drafts(
@@ -82,6 +82,17 @@ def wire_v2(runner: Any, recorder: V2Recorder, body: Body, note: w.Note) -> dict
             old_send, original, body(old_send, recorder.send_unguarded), body(old_send, recorder.leave), note
         ),
     }  # fmt: skip
+
+
+def _measure(handler: Any, width: Width) -> w.Measure:
+    """
+    How wide the receiver's collective is for a batch; 0 where that shows only on what was received.
+    """
+    if width is Width.PADDED and handler is not None:
+        padded = int(handler.max_sample_len)
+        return lambda _: padded
+    agreed: w.Measure | None = getattr(handler, "_sample_len", None)
+    return agreed if width is Width.AGREED and agreed is not None else lambda _: 0
 
 
 def _wire_step(runner: Any, recorder: Recorder, body: Body, note: w.Note) -> dict[str, Make]:

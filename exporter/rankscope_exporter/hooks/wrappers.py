@@ -15,6 +15,10 @@ from rankscope_exporter.contract.words import Role
 Method = Callable[..., Any]
 Note = Callable[[str, Exception], None]
 Fail = Callable[[str, BaseException], None]
+Measure = Callable[[Any], int]
+"""
+Columns of the exchange for an input batch, from what the host knows; 0 if that is not known beforehand.
+"""
 
 KEPT = frozenset({"dummy_at", "handler", "name", "original", "runner", "width"})
 """
@@ -194,20 +198,24 @@ def wrap_consume(name: str, original: Method, consume: Method, note: Note) -> Me
 
 
 def wrap_v2_receive(
-    name: str, original: Method, enter: Method, leave: Method, handler: Any, note: Note, *, width: int | None = None
+    name: str, original: Method, enter: Method, leave: Method, handler: Any, note: Note, *, measure: Measure
 ) -> Method:
     """
-    Mark this rank as a receiver of the step's exchange, `width` columns wide; None: it shows on the slot that was made.
+    Mark this rank as a receiver of the step's exchange; where `measure` cannot tell how wide (0), the slot that was made does.
+
+    Releases that decide step by step whether drafts follow (vLLM 0.33) say so in the argument `recv_drafts`.
     """
 
-    def receive(*args: Any, **kwargs: Any) -> Any:
+    def receive(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        columns = 0
         try:
-            enter(_RECEIVER, width or 0)
+            columns = measure(input_batch)
+            enter(columns, args[0] if args else kwargs.get("recv_drafts"))
         except Exception as error:  # noqa: BLE001
             note(name, error)
-        result = original(*args, **kwargs)
+        result = original(input_batch, *args, **kwargs)
         try:
-            slot = handler.queue[-1] if handler.queue and not width else None
+            slot = handler.queue[-1] if handler.queue and not columns else None
             leave(0 if slot is None else slot.sampled_tokens.shape[-1])
         except Exception as error:  # noqa: BLE001
             note(name, error)

@@ -46,14 +46,14 @@ class V2Recorder(Recorder):
     """
     `handler` is the runner's pipeline handler, None where the release has none or the engine one rank only.
 
-    `drafts` says whether drafts follow the sampled tokens on the same way; `sample_device` samples device-side lengths
+    `drafts` says whether drafts follow the sampled tokens on the same way, unless a receive says otherwise; `sample_device` samples device-side lengths
     and raises nothing, None if that is off.
     """
 
     HOOKS = ("execute_model", "update_requests", "compute_need_sampled_mask")
 
     __slots__ = (
-        "_array", "_batch_ids", "_computed", "_drafts", "_dropped", "_freed_step", "_generations", "_handler",
+        "_array", "_batch_ids", "_computed", "_drafts", "_drafts_follow", "_dropped", "_freed_step", "_generations", "_handler",
         "_outstanding", "_sample_device",
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ class V2Recorder(Recorder):
     ) -> None:  # fmt: skip
         super().__init__(runner, flight, control, options)
         self._handler = handler
-        self._drafts = drafts
+        self._drafts = self._drafts_follow = drafts
         self._sample_device = sample_device
         self._dropped = 0
         self._freed_step = 0
@@ -196,8 +196,16 @@ class V2Recorder(Recorder):
         flags = needed.tobytes().translate(_INVERT)
         masked = flags.count(1)
         mask_hash = hash_ids(ids, flags) if masked else 0
-        messages = SAMPLED_MESSAGES + (self._drafts and self._role == _RECEIVER)
+        messages = SAMPLED_MESSAGES + (self._drafts_follow and self._role == _RECEIVER)
         self._publish_decision(entered, rows, flags, masked, mask_hash, messages)
+
+    def enter_receive(self, width: int, drafts: bool | None) -> None:
+        """
+        As `enter`, as a receiver; `drafts` says whether drafts follow in this step, None if they do as in every step.
+        """
+        self._role = _RECEIVER
+        self._width = width
+        self._drafts_follow = self._drafts if drafts is None else drafts
 
     def receive_unguarded(self, rows: int, width: int) -> None:
         """
