@@ -75,11 +75,12 @@ def report_run(figures: Figures, method: str, run: V2Run) -> None:
         )
 
 
-def skips(rank: RankEvidence) -> int:
+def mixed_masks(rank: RankEvidence) -> int:
     """
-    Guard decisions of a rank to post nothing.
+    Steps in which a rank needed what was sampled for some requests and not for others.
     """
-    return int(rank.records["skips_total"].max(initial=0))
+    records = rank.records
+    return int(((records["masked"] > 0) & (records["masked"] < records["requests"])).sum())
 
 
 def run_fault(figures: Figures) -> None:
