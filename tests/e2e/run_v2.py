@@ -49,9 +49,9 @@ def report_run(figures: Figures, method: str, run: V2Run) -> None:
     parting = compare_ranks(ranks[0].records, ranks[-1].records)
     steps = [len(rank.records) for rank in ranks]
     figures.report("steps", parting.steps, f"= {max(steps)}", per_rank=steps, traced=[len(trace[n]) for n in trace])
-    figures.report(
-        "guard_disagreements", parting.guards, "= 0", skips=skips(ranks[0]), mask_disagreements=parting.masks
-    )
+    figures.report("skips", int(ranks[0].records["skips_total"].max()), "> 0", mixed_masks=mixed_masks(ranks[0]))
+    figures.report("guard_disagreements", parting.guards, "= 0")
+    figures.report("mask_disagreements", parting.masks, "= 0")
     figures.report("width_disagreements", parting.widths, "= 0")
     figures.report(
         "collective_disagreements", parting.collectives, "= 0", posted=int(ranks[0].records["posted_total"].max())
