@@ -1,10 +1,11 @@
 """
 System calls of the workers of a real vLLM, hooks on against hooks off: none of a step's calls is ours.
 
-The same engine is started twice, with and without Rankscope, under the same traffic. strace counts the calls of each
-worker and all of its threads over some hundred steps, which vLLM's own metrics count. Calls by which a process waits
-go with time and not with steps; they stand in the detail. Needs the lab's environment (`make lab-setup`), strace, and
-leave to trace other processes.
+Both ranks run under steady traffic while strace writes down what the thread of their steps calls. A small plugin
+(`step_marks`) marks where the model runner is entered and left, and takes the hooks off and puts them on again every
+few steps, so that what the machine does beside it falls on both alike. Calls by which a thread waits depend on the
+peer and not on the step; they stand in the detail. Needs the lab's environment (`make lab-setup`), strace, and leave to
+trace other processes.
 """
 
 import argparse
@@ -18,13 +19,16 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figures import Figures, progress
+from step_marks import MARK, METHODS
 
+from rankscope_exporter.flight import FlightFile, list_flight_files
 from rankscope_lab import checkpoint, environment
 from rankscope_lab.engine import Engine, EngineOptions
 from rankscope_lab.traffic import Phase, Plan, Stream, run
@@ -36,18 +40,13 @@ WAITING = frozenset(
     }
 )  # fmt: skip
 """
-Calls of a process that waits: how many there are depends on how long it does.
-"""
-ITERATIONS = "vllm:iteration_tokens_total_count"
-"""
-vLLM's count of its steps.
+Calls of a thread that waits: how many there are depends on how long it does.
 """
 SECONDS = 240.0
 """
 How long the steps may take while they are traced.
 """
-
-Calls = dict[str, float]
+_CALL, _MARKED = re.compile(r"(\w+)\("), re.compile(rf'"{MARK}/(begin|end)/(on|off)"')
 
 
 class TraceError(RuntimeError):
@@ -56,54 +55,58 @@ class TraceError(RuntimeError):
     """
 
 
-def workers(engine: Engine) -> dict[str, int]:
+@dataclass
+class Tally:
     """
-    Process ids of the engine's workers by rank.
+    What was called inside the model runner, over `entered` calls of its methods.
     """
-    found = {}
-    for pid in engine.pids():
-        with contextlib.suppress(OSError):
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            if match := re.search(r"Worker_PP(\d+)", title):
-                found[f"pp{match[1]}"] = pid
-    if not found:
-        msg = "no worker processes were found by their titles"
-        raise TraceError(msg)
+
+    entered: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def per_step(self, name: str) -> float:
+        """
+        Calls of `name` in a step.
+        """
+        return self.calls[name] * len(METHODS) / self.entered if self.entered else 0.0
+
+
+def tally(trace: Iterable[str]) -> dict[str, Tally]:
+    """
+    System calls of one thread between the marks, with hooks `on` and `off`; what lies outside of them is not the step's.
+    """
+    found = {"on": Tally(), "off": Tally()}
+    inside: Counter[str] | None = None  # of a call that was seen from its beginning
+    for line in trace:
+        if mark := _MARKED.search(line):
+            edge, word = mark.groups()
+            if edge == "begin":
+                inside = Counter()
+            elif inside is not None:
+                found[word].entered += 1
+                found[word].calls += inside
+                inside = None
+        elif inside is not None and (call := _CALL.match(line)):
+            inside[call[1]] += 1
     return found
 
 
-def steps_of(engine: Engine) -> float:
+def compare(on: Tally, off: Tally) -> tuple[float, dict[str, tuple[float, float]]]:
     """
-    Steps that the engine has taken.
+    Calls per step that are more with hooks on, those by which a thread waits left out; and all of them, off and on, by name.
     """
-    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    values = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ITERATIONS)]
-    if not values:
-        msg = f"this vLLM has no metric {ITERATIONS}"
-        raise TraceError(msg)
-    return sum(values)
-
-
-def read_summary(text: str) -> dict[str, int]:
-    """
-    Calls by name in what `strace -c` prints.
-    """
-    found = {}
-    for line in text.splitlines():
-        columns = line.split()
-        if len(columns) >= 5 and columns[3].isdigit() and columns[-1] != "total":
-            found[columns[-1]] = int(columns[3])
-    return found
+    names = sorted(on.calls.keys() | off.calls.keys())
+    table = {name: (round(off.per_step(name), 3), round(on.per_step(name), 3)) for name in names}
+    more = sum(on.per_step(name) - off.per_step(name) for name in names if name not in WAITING)
+    return round(more, 3), table
 
 
 @contextlib.contextmanager
-def strace(pid: int, summary: Path) -> Iterator[None]:
+def strace(pid: int, trace: Path) -> Iterator[None]:
     """
-    Count the calls of `pid` and its threads into `summary` while this holds.
+    Write down the calls of the main thread of `pid` while this holds: a worker takes its steps in it.
     """
-    command = ["strace", "-f", "-c", "-p", str(pid), "-o", str(summary)]
-    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    tracer = subprocess.Popen(["strace", "-p", str(pid), "-o", str(trace)], stderr=subprocess.PIPE, text=True)
     try:
         assert tracer.stderr is not None
         line = tracer.stderr.readline()
@@ -120,55 +123,64 @@ def strace(pid: int, summary: Path) -> Iterator[None]:
             tracer.communicate()
 
 
-def count(engine: Engine, work: Path, steps: int) -> tuple[dict[str, Calls], float]:
+def install_marks(directory: Path) -> None:
     """
-    Calls per step of each rank by name, over at least `steps` steps, and how many steps those were.
+    Make `directory`, as a part of Python's path, a distribution that vLLM takes `step_marks` from.
     """
-    with contextlib.ExitStack() as tracers:
-        ranks = workers(engine)
-        for rank, pid in ranks.items():
-            tracers.enter_context(strace(pid, work / rank))
-        first = now = steps_of(engine)
-        until = time.monotonic() + SECONDS
-        while now - first < steps:
+    shutil.copy(Path(__file__).with_name("step_marks.py"), directory)
+    about = directory / "step_marks-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: step-marks\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nstep_marks = step_marks:register\n")
+
+
+def wait_for_steps(path: Path, steps: int) -> None:
+    """
+    Wait until the rank of this flight file has taken `steps` more steps with hooks on.
+
+    Raises:
+        TraceError: it does not.
+
+    """
+    with FlightFile(path) as flight:
+        last, until = flight.step() + steps, time.monotonic() + SECONDS
+        while flight.step() < last:
             if time.monotonic() > until:
-                msg = f"{now - first:.0f} of {steps} steps in {SECONDS:.0f} s: the engine hangs, or the machine is too busy"
+                msg = f"step {flight.step()} of {last} after {SECONDS:.0f} s: the engine hangs, or the machine is too busy"
                 raise TraceError(msg)
             time.sleep(0.2)
-            now = steps_of(engine)
-    taken = now - first
-    summaries = {rank: read_summary((work / rank).read_text()) for rank in ranks}
-    return {rank: {name: n / taken for name, n in found.items()} for rank, found in summaries.items()}, taken
 
 
-def measure(
-    lab: environment.Environment, rankscope: Mapping[str, str], steps: int
-) -> tuple[dict[str, Calls], float]:
+def measure(lab: environment.Environment, steps: int) -> dict[str, dict[str, Tally]]:
     """
-    As `count`, of an engine with the environment `rankscope` under steady traffic.
+    What each rank calls in steps with hooks on and off, about `steps` of each.
     """
     checkpoints = checkpoint.ensure(environment.REPOSITORY / "var" / "lab" / "checkpoints", lab.python)
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory(dir="/dev/shm") as flight:
+        work = Path(temporary)
+        install_marks(work)
         options = EngineOptions(
-            python=lab.python, checkpoints=checkpoints, name="lab_calls", speculation=False, environment=rankscope
-        )
-        with Engine(options, Path(work) / "engine.log") as engine:
+            python=lab.python, checkpoints=checkpoints, name="lab_calls", speculation=False,
+            environment={"RANKSCOPE_FLIGHT_DIR": flight, "PYTHONPATH": temporary},
+        )  # fmt: skip
+        with Engine(options, work / "engine.log") as engine, contextlib.ExitStack() as tracers:
+            progress("lab_calls: starting vLLM")
             engine.wait_ready(420.0, progress)
             plan = Plan((Phase("steady", float("inf"), (Stream("steady", lengths=(400, 600), running=8),)),), seed=1)
             # The traffic never ends by itself: it does with the engine, and is not waited for.
             threading.Thread(target=run, args=(engine.url, plan), daemon=True).start()
-            time.sleep(5.0)
-            return count(engine, Path(work), steps)
-
-
-def compare(on: Calls, off: Calls) -> tuple[float, dict[str, tuple[float, float]]]:
-    """
-    Calls per step that are more with hooks on, those by which a process waits left out; and all of them, off and on, by name.
-    """
-    names = sorted(on.keys() | off.keys())
-    table = {name: (round(off.get(name, 0.0), 3), round(on.get(name, 0.0), 3)) for name in names}
-    more = sum(on.get(name, 0.0) - off.get(name, 0.0) for name in names if name not in WAITING)
-    return round(more, 3), table
+            files = list(list_flight_files(Path(flight)))
+            ranks = {}
+            for path in files:
+                with FlightFile(path) as file:
+                    ranks[f"pp{file.identity()['pp_rank']}"] = file.pid
+            wait_for_steps(files[0], 2 * steps // 10)
+            for rank, pid in ranks.items():
+                tracers.enter_context(strace(pid, work / rank))
+            progress(f"lab_calls: {steps} steps with hooks, and as many without")
+            wait_for_steps(files[0], steps)
+            tracers.close()
+            return {rank: tally((work / rank).read_text(errors="replace").splitlines()) for rank in sorted(ranks)}
 
 
 def main() -> int:
@@ -176,7 +188,7 @@ def main() -> int:
     Print the figure.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300, help="steps that are traced, with hooks and without")
+    parser.add_argument("--steps", type=int, default=400, help="steps that are traced, with hooks and without")
     steps = parser.parse_args().steps
     lab = environment.default(os.environ)
     if not lab.ready():
@@ -186,16 +198,13 @@ def main() -> int:
         progress("strace is not installed (Debian package `strace`)")
         return 2
     figures = Figures("lab_calls")
-    found = {}
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as flight:
-        for name, switch in (("off", "0"), ("on", "1")):
-            progress(f"lab_calls: vLLM with hooks {name}")
-            found[name] = measure(lab, {"RANKSCOPE_ENABLED": switch, "RANKSCOPE_FLIGHT_DIR": flight}, steps)
-    (off, off_steps), (on, on_steps) = found["off"], found["on"]
-    compared = {rank: compare(on[rank], off[rank]) for rank in sorted(on)}
+    found = measure(lab, steps)
+    compared = {rank: compare(each["on"], each["off"]) for rank, each in found.items()}
+    enough = all(each[word].entered >= steps for each in found.values() for word in ("on", "off"))
     figures.report(
-        "calls_per_step_that_are_ours", max(more for more, _ in compared.values()), "<= 0.1",
-        steps_off=off_steps, steps_on=on_steps, more={rank: more for rank, (more, _) in compared.items()},
+        "calls_per_step_that_are_ours", max(more for more, _ in compared.values()) if enough and compared else None, "<= 0.1",
+        more={rank: more for rank, (more, _) in compared.items()},
+        entered={rank: {word: each[word].entered for word in each} for rank, each in found.items()},
         off_and_on={rank: table for rank, (_, table) in compared.items()},
     )  # fmt: skip
     return figures.exit_code

@@ -1,28 +1,36 @@
 """
-What the benchmark of system calls makes of strace's summaries.
+What the benchmark of system calls makes of strace's output.
 """
 
-from bench_lab_calls import compare, read_summary
+from bench_lab_calls import compare, tally
 
-SUMMARY = """\
-% time     seconds  usecs/call     calls    errors syscall
------- ----------- ----------- --------- --------- ----------------
- 61.52    0.004000           4      1000           sched_yield
- 30.10    0.002000          20       100        40 recvmsg
-  8.38    0.000500           5       100           sendmsg
------- ----------- ----------- --------- --------- ----------------
-100.00    0.006500           5      1200        40 total
+TRACE = """\
+write(1, "of a call that was under way", 3) = 3
+access("/rankscope-mark/end/on", F_OK)  = -1 ENOENT (No such file or directory)
+sched_yield()                           = 0
+access("/rankscope-mark/begin/on", F_OK) = -1 ENOENT (No such file or directory)
+futex(0x7f, FUTEX_WAIT_PRIVATE, 0, NULL) = 0
+openat(AT_FDCWD, "/tmp/a", O_RDONLY)    = 3
+--- SIGCHLD {si_signo=SIGCHLD} ---
+access("/rankscope-mark/end/on", F_OK)  = -1 ENOENT (No such file or directory)
+getpid()                                = 1
+access("/rankscope-mark/begin/off", F_OK) = -1 ENOENT (No such file or directory)
+access("/rankscope-mark/end/off", F_OK) = -1 ENOENT (No such file or directory)
+access("/rankscope-mark/begin/off", F_OK) = -1 ENOENT (No such file or directory)
+brk(NULL)                               = 0x55
 """
 
 
-def test_calls_by_name_with_and_without_errors():
-    """A column of errors may be empty; the total is no call."""
-    assert read_summary(SUMMARY) == {"sched_yield": 1000, "recvmsg": 100, "sendmsg": 100}
-    assert read_summary("") == {}
+def test_only_what_lies_between_two_marks_is_a_steps():
+    """Calls outside the runner, signals, and calls of which one mark is missing are left out."""
+    found = tally(TRACE.splitlines())
+    assert (found["on"].entered, dict(found["on"].calls)) == (1, {"futex": 1, "openat": 1})
+    assert (found["off"].entered, dict(found["off"].calls)) == (1, {})
+    assert tally([])["on"].per_step("openat") == 0.0
 
 
 def test_what_is_ours_is_more_with_hooks_on():
-    """Calls of a process that waits do not count, new ones do, and all are in the table, off and on."""
-    more, table = compare({"sched_yield": 900.0, "write": 1.0, "sendmsg": 2.0}, {"sched_yield": 100.0, "sendmsg": 2.0})
-    assert more == 1.0
-    assert table == {"sched_yield": (100.0, 900.0), "sendmsg": (2.0, 2.0), "write": (0.0, 1.0)}
+    """Calls of a thread that waits do not count, others do, and all are in the table, off and on; a step enters twice."""
+    more, table = compare(**tally(TRACE.splitlines()))
+    assert more == 2.0
+    assert table == {"futex": (0.0, 2.0), "openat": (0.0, 2.0)}
