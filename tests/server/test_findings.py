@@ -27,7 +27,9 @@ from rankscope_exporter.contract import (
     RankLife,
     Role,
 )
+from rankscope_exporter.hooks.targets import V1_POINTS, V2_HANDLER_POINTS, V2_MODULE_POINTS
 from rankscope_server.domain.clock import Moment
+from rankscope_server.domain.facts import OPTIONAL_HOOKS
 from rankscope_server.domain.findings import EngineMemory, assess
 from rankscope_server.domain.model import FindingKind, Severity, State
 from rankscope_server.domain.state import engine_headline, engine_state
@@ -336,6 +338,10 @@ def test_a_toggle_under_way_is_not_mixed():
             "so guard decisions cannot be seen (it stays off until vLLM is restarted)",
         ),
         (
+            {"hooks": [HookReport(hook="_update_states", state=HookState.ABSENT, reason="no such method")]},
+            "hook _update_states of pp0 is absent: no such method, so request-state lengths and drift cannot be seen",
+        ),
+        (
             {"detail": Detail.REDUCED},
             "pp0 is over its budget of own time and keeps no drifting requests: raise RANKSCOPE_BUDGET_MICROSECONDS",
         ),
@@ -347,6 +353,17 @@ def test_what_is_not_seen_is_said(report, words):
     first = made_rank(made_records(1, 9), made_report(0, **report), now=NOW)
     memory = look(first, made_rank(made_records(1, 9), made_report(1), now=NOW))
     assert words in memory.findings[FindingKind.BLIND, -1].sentence
+
+
+def test_what_a_release_may_lack_is_not_missed():
+    """The exporter's tables say which hooks those are."""
+    optional = {
+        point.name for table in (V1_POINTS, V2_HANDLER_POINTS, V2_MODULE_POINTS) for point in table if point.optional
+    }
+    assert optional == OPTIONAL_HOOKS
+    on = HookReport(hook="_update_states", state=HookState.ON)
+    hooks = [on, *(HookReport(hook=name, state=HookState.ABSENT) for name in sorted(optional))]
+    assert kinds(look(*two(made_records(1, 9), made_records(1, 9), hooks=hooks))) == set()
 
 
 def test_unknown_code_without_speculation_is_nothing_to_worry_about():

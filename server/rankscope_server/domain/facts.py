@@ -39,6 +39,12 @@ The same without a failure: a server that has no time to ask, on a machine that 
 """
 
 
+OPTIONAL_HOOKS = frozenset({"_is_all_reqs_chunked_prefill", "PPHandler.broadcast_drafts", "pool"})
+"""
+What some releases of vLLM lack without anything being missed.
+"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankFacts:
     """
@@ -129,8 +135,16 @@ class RankFacts:
 
     @property
     def lost_hooks(self) -> tuple[HookReport, ...]:
-        """Hooks that should be on and are not: their probe failed, or they took themselves out."""
-        return tuple(h for h in self.report.hooks if h.state in (HookState.OFF, HookState.REMOVED))
+        """
+        Hooks that should be on and are not: their probe failed, they took themselves out, or what they would wrap is not
+        there, though it is missed. With one pipeline rank there is no exchange, and nothing is missed of it.
+        """
+        return tuple(
+            hook
+            for hook in self.report.hooks
+            if hook.state in (HookState.OFF, HookState.REMOVED)
+            or (hook.state is HookState.ABSENT and hook.hook not in OPTIONAL_HOOKS and self.report.identity.pp_size > 1)
+        )
 
     @property
     def device(self) -> DeviceLengths | None:

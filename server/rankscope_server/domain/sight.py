@@ -28,8 +28,6 @@ SUBJECTS = (
 What is watched, and the hooks that show it, on whichever runner.
 """
 
-_LOST = (HookState.OFF, HookState.REMOVED)
-
 
 def split_sight(hooks: Sequence[HookReport]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
@@ -41,7 +39,7 @@ def split_sight(hooks: Sequence[HookReport]) -> tuple[tuple[str, ...], tuple[str
         states = [hook.state for hook in hooks if hook.hook in names]
         if not states:
             continue
-        whole = HookState.ON in states and not any(state in _LOST for state in states)
+        whole = HookState.ON in states and not any(state in (HookState.OFF, HookState.REMOVED) for state in states)
         (seen if whole else unseen).append(subject)
     return tuple(seen), tuple(unseen)
 
