@@ -2,8 +2,8 @@
 One run of real vLLM without a server, in the lab environment's Python: seeded requests, some aborted, and a line of facts.
 
 `python -m rankscope_lab.v2.offline '{"target": ..., ...}'` takes the fields of `Settings` as JSON. Its last line on
-standard output is one JSON object: what was asked for, what came, and a digest of the tokens of all requests that ran to
-their end. The environment (`rankscope_lab.v2.launch`) says which model runner it is.
+standard output is one JSON object: what was asked for, what came, and a digest of the tokens of all requests that are not
+to be aborted. The environment (`rankscope_lab.v2.launch`) says which model runner it is.
 """
 
 import hashlib
@@ -71,14 +71,15 @@ def main() -> int:
     requests = settings.draw()
     answers, aborted = _send(llm.llm_engine, requests)
     config = llm.llm_engine.vllm_config
-    whole = {request.name: answers[request.name] for request in requests if request.name not in aborted}
+    # When an abort takes effect depends on time; what is not to be aborted has the same tokens in every run.
+    whole = {request.name: answers[request.name] for request in requests if request.abort_after is None}
     facts = {
         "vllm": __import__("vllm").__version__,
         "method": settings.method,
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "requests": len(requests),
         "aborted": len(aborted),
-        "completed": sum(len(whole[r.name]) == r.tokens for r in requests if r.name in whole),
+        "completed": sum(len(answers[r.name]) == r.tokens for r in requests if r.name not in aborted),
         "tokens": sum(map(len, whole.values())),
         "wrong_tokens": sum(wrong_tokens(r.prompt, answers[r.name]) for r in requests),
         "preemptions": _counter(llm, "vllm:num_preemptions"),
