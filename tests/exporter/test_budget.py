@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope_exporter.contract import Detail, Guard, HookState, Phase
@@ -209,6 +209,7 @@ def test_a_healthy_rank_keeps_its_detail(rank, clock):
 
 
 @given(st.lists(st.booleans(), max_size=6 * WINDOW), st.integers(1, 10**9))
+@settings(deadline=None)
 def test_the_budget_judges_whole_windows(costly, limit):
     """Each window of steps is judged by itself: one notch for each in which most were over, two at the most."""
     told: list[tuple[Detail, str]] = []

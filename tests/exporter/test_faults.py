@@ -64,6 +64,7 @@ def test_errors_are_counted_by_hook_and_kind():
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1, max_size=300), max_size=60))
+@settings(deadline=None)
 def test_kinds_are_bounded(names):
     """Whatever classes there are, a few are told apart, the rest is counted together, and no name is long."""
     faults = Faults(1000, lambda hook, reason: None)

@@ -385,6 +385,15 @@ def test_one_rank_has_nothing_to_exchange(standin, rank):
     assert one.installation.hooks["update_requests"].state == HookState.ON
 
 
+def test_a_step_of_a_pooling_model_ends_with_pool(standin, rank):
+    """A model that pools is asked for its output by another method: that ends the step, without a decision."""
+    one = rank(runner={"last": True})
+    one.runner.execute_model(busy(standin, "a").schedule())
+    assert one.last["phase"] == Phase.STATE_UPDATED
+    one.runner.pool()
+    assert (one.last["phase"], one.last["guard"]) == (Phase.DONE, Guard.NONE)
+
+
 class VllmError(Exception):
     """An error of vLLM's, with text that belongs to users."""
 
