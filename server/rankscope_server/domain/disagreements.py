@@ -109,6 +109,8 @@ def assess_widths(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     its drafts last. A rank with a hook that failed may have missed one of its own, so its count proves nothing. On V1 the
     sender's tensor and what a receiver keeps of it need not be of one shape.
     """
+    if sum(rank.is_v2 for rank in ranks) < 2:
+        return None
     records = aligned.records
     both = aligned.decided & (records["guard"] == Guard.BROADCAST) & _rows(ranks, [rank.is_v2 for rank in ranks])
     width_known = both & (records["width"] > 0)
