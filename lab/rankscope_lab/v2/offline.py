@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankscope_lab.counting import wrong_tokens
-from rankscope_lab.v2.workload import Request, draw
+from rankscope_lab.v2.workload import BLOCK, Request, draw
 
 NGRAM_LONGEST, NGRAM_SHORTEST = 3, 1
 MEMORY_SHARE = 0.3
@@ -97,7 +97,7 @@ def _start(settings: Settings) -> Any:
 
     extra: dict[str, Any] = {}
     if settings.blocks:
-        extra |= {"block_size": 32, "num_gpu_blocks_override": settings.blocks}
+        extra |= {"block_size": BLOCK, "num_gpu_blocks_override": settings.blocks}
     if settings.method != "none":
         speculation: dict[str, Any] = {"method": settings.method, "num_speculative_tokens": settings.draft_tokens}
         if settings.method.startswith("ngram"):

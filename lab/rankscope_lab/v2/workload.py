@@ -24,6 +24,10 @@ class Request:
 
 
 LONGEST_PROMPT, LONGEST_ANSWER = 120, 24
+BLOCK = 32
+"""
+Tokens of a KV block.
+"""
 
 
 def draw(count: int, *, seed: int, context: int, aborted: float = 0.2, answer: int = 0) -> list[Request]:
@@ -31,13 +35,17 @@ def draw(count: int, *, seed: int, context: int, aborted: float = 0.2, answer: i
     `count` requests for a model that counts, none longer than `context`. `aborted` is the share of those that are aborted
     midway; `answer` tokens are asked for, 0: each asks for another number.
 
-    Half of the prompts contain the answer, with a wrong token here and there, so that drafts from n-grams are partly right.
+    Most prompts are just short of a whole KV block, so that they ask for another one once they run, and some of them must
+    give theirs up where blocks are few. Half of the prompts contain the answer, with a wrong token here and there, so that drafts from n-grams are partly right.
     """
     rng = random.Random(seed)
     requests = []
     for number in range(count):
         tokens = answer or rng.randint(2, LONGEST_ANSWER)
-        length = min(rng.randint(2, LONGEST_PROMPT), context - tokens - 1)
+        length = rng.randint(2, LONGEST_PROMPT)
+        if rng.random() < 0.6:
+            length = BLOCK * rng.randint(1, LONGEST_PROMPT // BLOCK) - rng.randint(0, 4)
+        length = min(length, context - tokens - 1)
         prompt = [rng.randint(FIRST, LAST) for _ in range(length)]
         if rng.random() < 0.5:
             run = [after(prompt[-1], place) for place in range(-2, tokens)]
