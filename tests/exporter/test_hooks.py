@@ -12,6 +12,7 @@ import pytest
 from rankscope_exporter.contract import ControlOutcome, Guard, HookState, MitigationState, Phase, Role
 from rankscope_exporter.flight import FlightFile, layout
 from rankscope_exporter.hooks.install import Installation, install
+from rankscope_exporter.recorder.base import SAMPLE_STEPS
 from rankscope_exporter.settings import WorkerSettings
 
 
@@ -393,10 +394,10 @@ def test_a_control_word_is_refused_where_the_fix_is_not_available(standin, setti
 
 
 def test_lengths_are_sampled_into_histograms(standin, settings):
-    """Every 32nd step each request's lengths are counted in power-of-two buckets."""
+    """Every few steps each request's lengths are counted in power-of-two buckets."""
     runner = standin.StandInRunner(2)
     installation = install(runner, standin.identity(), settings)
-    for _ in range(32):
+    for _ in range(SAMPLE_STEPS):
         standin.take_step(runner, standin.schedule(runner, lengths=[10, 0]))
     with read(installation) as flight:
         histograms = flight.histograms()

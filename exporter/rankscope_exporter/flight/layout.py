@@ -190,7 +190,7 @@ FAILED_OFFSET = STEP_DTYPE.itemsize - 2
 RING_OFFSET = (TABLE_OFFSET + TABLE_BYTES + 4095) // 4096 * 4096
 RING_CAPACITY = 4096
 
-OWN_TIME_STEPS = 16
+OWN_TIME_STEPS = 32
 """
 Own time is measured in every step whose ordinal this divides: reading the clock is a good part of what it would measure.
 """

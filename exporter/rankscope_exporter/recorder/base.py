@@ -16,7 +16,7 @@ from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.writer import FlightWriter, RequestRow
 from rankscope_exporter.recorder.options import RecorderOptions
 
-SAMPLE_STEPS = 32
+SAMPLE_STEPS = 64
 """
 Steps between two samples of lengths into the histograms, and two looks around: what not every step has to pay. A
 multiple of `layout.OWN_TIME_STEPS`, so that its cost is seen.
@@ -79,7 +79,7 @@ class Recorder:
     __slots__ = (
         "_broadcasts", "_budget", "_capacity", "_completed", "_completes", "_control", "_detailed", "_drifting", "_expected", "_failed", "_first_drift",
         "_flight", "_generation", "_guard", "_hash", "_last_rank", "_lengths", "_live", "_look_around", "_members", "_memory", "_name", "_names", "_offset", "_own", "_own_begin",
-        "_own_decide", "_own_steps", "_own_total", "_own_update", "_posted", "_posted_now", "_role", "_runner", "_skips", "_state", "_step", "_table_used",
+        "_own_decide", "_own_steps", "_own_total", "_own_update", "_posted", "_posted_now", "_role", "_runner", "_settled", "_skips", "_state", "_step", "_table_used",
         "_trimmed", "_width", "_words",
     )  # fmt: skip
 
@@ -106,6 +106,7 @@ class Recorder:
         self._broadcasts = self._skips = self._posted = self._posted_now = self._completed = self._trimmed = 0
         self._role = self._guard = self._width = 0
         self._state = int(control.state)
+        self._settled = control.settled
         self._generation = 0
         self._drifting: list[Drifting] = []
         self._first_drift: dict[str, int] = {}
@@ -127,10 +128,12 @@ class Recorder:
         self._offset = self._role = self._guard = self._width = 0
         step = self._step = self._step + 1
         word = self._words[0]
-        if word != self._control.settled:
-            self._control.follow(word, step)
-            self._state = int(self._control.state)
-            self._generation = self._control.generation
+        if word != self._settled:
+            control = self._control
+            control.follow(word, step)
+            self._settled = control.settled
+            self._state = int(control.state)
+            self._generation = control.generation
         cached = scheduler_output.scheduled_cached_reqs
         ids = cached.req_ids
         new = scheduler_output.scheduled_new_reqs

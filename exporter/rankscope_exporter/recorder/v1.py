@@ -27,13 +27,16 @@ class V1Recorder(Recorder):
 
     HOOKS = ("execute_model", "_update_states", "_is_all_reqs_chunked_prefill")
 
-    __slots__ = ("_reads_mask",)
+    __slots__ = ("_mask", "_mask_view", "_reads_mask")
 
     def __init__(
         self, runner: Any, flight: FlightWriter, control: Control, options: RecorderOptions, *, reads_mask: bool = True
     ) -> None:
         super().__init__(runner, flight, control, options)
         self._reads_mask = reads_mask
+        self._mask: Any = None
+        self._mask_view: Any = None
+        """The mask as something that is quick to copy from."""
 
     def _expect(self, cached: Any) -> int:
         """
@@ -64,7 +67,6 @@ class V1Recorder(Recorder):
         if lengths == wanted:
             if self._drifting:
                 self._drifting = []
-            if self._first_drift:
                 self._first_drift = {}
             _EQUAL(
                 memory,
@@ -129,7 +131,13 @@ class V1Recorder(Recorder):
         entered = _now()
         batch = self._runner.input_batch
         rows = batch.num_reqs
-        flags = self._runner.discard_request_mask.np[:rows].tobytes() if self._reads_mask else None
+        flags = None
+        if self._reads_mask:
+            mask = self._runner.discard_request_mask.np
+            if mask is not self._mask:
+                self._mask = mask
+                self._mask_view = memoryview(mask)
+            flags = self._mask_view[:rows].tobytes()
         masked = flags.count(1) if flags else 0
         mask_hash = hash_ids(batch.req_ids, flags) if masked and flags else 0
         self._publish_decision(entered, rows, flags, masked, mask_hash, 0 if skip else 1)

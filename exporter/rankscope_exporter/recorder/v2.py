@@ -119,7 +119,6 @@ class V2Recorder(Recorder):
         if lengths == wanted:
             if self._drifting:
                 self._drifting = []
-            if self._first_drift:
                 self._first_drift = {}
             _EQUAL(
                 memory,
