@@ -27,7 +27,7 @@ class WorkerSettings(BaseSettings):
     trim_fix: Literal["on", "off"] = "off"
     """State of the trim fix at start; `on` is for a fleet that has decided."""
     ring_steps: Annotated[int, Field(ge=64, le=1 << 20)] = 4096
-    """Steps that the flight file holds (200 bytes each)."""
+    """Steps that the flight file holds (216 bytes each)."""
     fault_limit: Annotated[int, Field(ge=1, le=10_000)] = 10
     """Errors of ours after which a hook takes itself out."""
     retention_seconds: Annotated[float, Field(ge=0)] = 3600.0
