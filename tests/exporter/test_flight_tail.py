@@ -217,12 +217,17 @@ def test_intervals_that_are_none(interval: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.integration
+def heed_interrupt() -> None:
+    """A shell that starts this in the background makes it, and what it starts, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_until_ctrl_c(rank_file: Make, flight_dir: Path) -> None:
     """It waits for ranks that are not there yet, follows them, and ends with 0 at Ctrl-C."""
     command = [sys.executable, "-m", "rankscope_exporter", "tail", "--interval", "0.05"]
     environment = os.environ | {"RANKSCOPE_FLIGHT_DIR": str(flight_dir)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, preexec_fn=heed_interrupt
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
