@@ -227,7 +227,12 @@ def test_until_ctrl_c(rank_file: Make, flight_dir: Path) -> None:
     command = [sys.executable, "-m", "rankscope_exporter", "tail", "--interval", "0.05"]
     environment = os.environ | {"RANKSCOPE_FLIGHT_DIR": str(flight_dir)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, preexec_fn=heed_interrupt
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        preexec_fn=heed_interrupt,  # noqa: PLW1509  no thread runs here
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
