@@ -161,6 +161,7 @@ def schedule(runner: Runner) -> Any:
     return SimpleNamespace(
         scheduled_new_reqs=[],
         finished_req_ids=set(),
+        preempted_req_ids=set(),
         total_num_scheduled_tokens=4 * len(ids),
         num_scheduled_tokens=dict.fromkeys(ids, 4),
         scheduled_spec_decode_tokens={r: [1, 2, 3] for r in ids},

@@ -116,6 +116,7 @@ class Runner:
         return SimpleNamespace(
             scheduled_new_reqs=[],
             finished_req_ids=set(),
+            preempted_req_ids=set(),
             total_num_scheduled_tokens=SLOTS * (DRAFTS + 1),
             num_scheduled_tokens=dict.fromkeys(self._ids, DRAFTS + 1),
             scheduled_spec_decode_tokens={request_id: [0] * DRAFTS for request_id in self._ids},

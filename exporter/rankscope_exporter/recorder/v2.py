@@ -46,14 +46,14 @@ class V2Recorder(Recorder):
     """
     `handler` is the runner's pipeline handler, None where the release has none or the engine one rank only.
 
-    `drafts` says whether drafts follow the sampled tokens on the same way, unless a receive says otherwise; `sample_device` samples device-side lengths
-    and raises nothing, None if that is off.
+    `drafts` says whether drafts follow the sampled tokens on the same way, unless a receive says otherwise;
+    `sample_device` samples device-side lengths and raises nothing, None if that is off.
     """
 
     HOOKS = ("execute_model", "update_requests", "compute_need_sampled_mask")
 
     __slots__ = (
-        "_array", "_batch_ids", "_computed", "_drafts", "_drafts_follow", "_dropped", "_freed_step", "_generations", "_handler",
+        "_array", "_batch_ids", "_computed", "_drafts", "_drafts_follow", "_dropped", "_freed_step", "_handler",
         "_outstanding", "_sample_device",
     )  # fmt: skip
 
@@ -67,8 +67,7 @@ class V2Recorder(Recorder):
         self._sample_device = sample_device
         self._dropped = 0
         self._freed_step = 0
-        """Last step in which requests were seen to have been freed since the step before."""
-        self._generations = b""
+        """Last step in which the scheduler took requests out of the batch, or put new ones into their rows."""
         self._array: Any = None
         self._computed: Any = None
         """The array of lengths that the runner has, as something of which single elements are quick to read."""
@@ -82,13 +81,10 @@ class V2Recorder(Recorder):
         outstanding = self._outstanding
         while outstanding and outstanding[0][0]():
             self._completed = outstanding.popleft()[1]
-        handler, queue = self._handler, self._handler.queue
-        generations = handler.req_idx_gen_np.tobytes()
-        if generations != self._generations:
-            self._generations = generations
-            self._freed_step = self._step
-        # A slot was received as many steps ago as the queue is deep; as a rule nothing was freed since.
-        if queue and self._freed_step > self._step - len(queue) and (slot := queue[0]) is not None:
+        handler = self._handler
+        queue = handler.queue
+        # A slot was received as many steps ago as the queue is deep; as a rule no request has left since.
+        if queue and self._freed_step >= self._step - len(queue) and (slot := queue[0]) is not None:
             freed = handler.req_idx_gen_np[slot.idx_mapping_np] != slot.gen_at_receive_np
             self._dropped += int(np.count_nonzero(freed))
 
@@ -100,6 +96,12 @@ class V2Recorder(Recorder):
             return
         entered = _now() if self._own else 0
         cached = scheduler_output.scheduled_cached_reqs
+        if (
+            scheduler_output.finished_req_ids
+            or scheduler_output.preempted_req_ids
+            or scheduler_output.scheduled_new_reqs
+        ):
+            self._freed_step = self._step
         state = self._runner.req_states
         index = state.req_id_to_index
         if state.num_computed_tokens_np is not self._array:
