@@ -43,6 +43,10 @@ Steps between two samples: often where waits are looked for, and as rarely as an
 """
 STEPS = 2000
 BLOCK = 8
+DEVICE_GOAL = "<= 1.02"
+"""
+Two runs without hooks differ by up to one percent.
+"""
 BUSY, WORK = 4096, 30
 """
 Size and number of a step's matrix products where time is measured: the device takes longer for a step than the host.
@@ -195,10 +199,12 @@ def measure(figures: Figures, module: object, device: torch.device, *, last_rank
             label = f"{side}_{name.replace(' ', '_')}"
             detail = {"host_us": round(host[name], 1), "host_off_us": round(host["off"], 1)}
             figures.report(f"{label}_host_us_per_step", round(host[name] - host["off"], 1), "<= 100", **detail)
-            figures.report(f"{label}_own_us_per_step", round(own_time(installation), 1), "<= 100", requests=SLOTS)
+            # Every other measured step is one that samples, so this is what such a step costs, not the mean.
+            goal = "<= 100" if name == "hooks" else ""
+            figures.report(f"{label}_own_us", round(own_time(installation), 1), goal, requests=SLOTS)
             detail = {"device_us": round(on_device[name], 1), "device_off_us": round(on_device["off"], 1)}
             figures.report(
-                f"{label}_device_time_ratio", round(on_device[name] / on_device["off"], 4), "<= 1.01", **detail
+                f"{label}_device_time_ratio", round(on_device[name] / on_device["off"], 4), DEVICE_GOAL, **detail
             )
         for installation in installed:
             installation.uninstall()
