@@ -17,6 +17,11 @@ import httpx2
 from rankscope_lab import counting
 from rankscope_lab.engine import SERVED_MODEL
 
+KEEP_ALIVE_SECONDS = 2.0
+"""
+How long an idle connection is used again: well below the 5 seconds after which vLLM's server closes it, or a request
+may be sent into a connection that is being closed.
+"""
 FAILURE_PAUSE_SECONDS = 0.5
 """
 Before a request that failed at once is followed by the next: a server that is down is not run over.
@@ -217,7 +222,9 @@ class Traffic:
         """
         Run all phases, then wait for the answers that are still out.
         """
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._plan.concurrency)
+        limits = httpx2.Limits(
+            max_connections=None, max_keepalive_connections=self._plan.concurrency, keepalive_expiry=KEEP_ALIVE_SECONDS
+        )
         client = self._client or httpx2.AsyncClient(base_url=self._url, timeout=None, limits=limits)
         try:
             for phase in self._plan.phases:
