@@ -54,7 +54,8 @@ lab-down: setup ## End whatever a lab that crashed has left behind
 	@$(BIN)/python -m rankscope_lab down
 
 test: lab-setup lab-v2-setup ## All tests, real vLLM and browser included; a missing tool is a failure
-	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest --ignore tests/vllm/equivalence $(PYTEST_ARGS)
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm" --ignore tests/vllm/equivalence $(PYTEST_ARGS)
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -m vllm --ignore tests/vllm/equivalence $(PYTEST_ARGS)
 	@$(BIN)/uv pip install --quiet --python $(LAB_VENV)/bin/python -r tests/requirements-vllm.txt
 	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
 

@@ -91,7 +91,7 @@ def test_a_release_of_known_code_has_a_row():
     row = rows.examine_release("1.2.3", TEXTS.get)
     assert row.unknown == []
     assert document.cells_of(row) == (
-        ("1.2.3", "unknown", "6 on", "on", "available", "7 on", "on", "k+1 / k+1")
+        ("1.2.3", "unknown", "6 on", "on", "available", "8 on", "on", "k+1 / k+1")
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_a_release_of_unknown_code_is_named():
     row = rows.examine_release("1.2.3", altered.get)
     cells = document.cells_of(row)
     assert "unknown code" in cells
-    assert "6 on, `PPHandler.receive` absent" in cells
+    assert "7 on, `PPHandler.receive` absent" in cells
     assert "k+1 / unknown" in cells
     assert [line.split(":")[0] for line in document.explain([row])] == ["1.2.3"] * 3
 
