@@ -19,7 +19,7 @@ BOOT ?=
 OPEN ?= $(if $(DISPLAY)$(WAYLAND_DISPLAY),--open)
 PYTEST_ARGS ?=
 
-.PHONY: help setup lab-setup lab-v2-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift e2e-v2 boots soak docs matrix lock clean
+.PHONY: help setup lab-setup lab-v2-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift e2e-v2 boots soak test-soak docs matrix lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,7 +55,7 @@ lab-down: setup ## End whatever a lab that crashed has left behind
 
 test: lab-setup lab-v2-setup ## All tests, real vLLM and browser included; a missing tool is a failure
 	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm" --ignore tests/vllm/equivalence $(PYTEST_ARGS)
-	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -m vllm --ignore tests/vllm/equivalence $(PYTEST_ARGS)
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -m "vllm and not soak" --ignore tests/vllm/equivalence $(PYTEST_ARGS)
 	@$(BIN)/uv pip install --quiet --python $(LAB_VENV)/bin/python -r tests/requirements-vllm.txt
 	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
 
@@ -86,6 +86,9 @@ e2e-v2: lab-v2-setup ## The V2 runner against an independent trace, by method, a
 
 boots: lab-setup lab-v2-setup ## Stock vLLM of several releases, identities and metrics against the run; BOOT=fork for one
 	@$(BIN)/python tests/e2e/run_boots.py $(BOOT)
+
+test-soak: lab-setup ## The soak in its short form, as a test
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest tests/vllm/test_soak.py $(PYTEST_ARGS)
 
 soak: lab-setup ## Restarts, a full file system and a stopped rank under traffic, MINUTES=30; one JSON line a figure
 	@$(BIN)/python tests/soak/run.py --minutes $(MINUTES)

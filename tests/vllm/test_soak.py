@@ -20,7 +20,7 @@ TIMES = {
     "stopped_seen_seconds_max",
 }
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.usefixtures("lab_checkpoints")
