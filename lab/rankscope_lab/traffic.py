@@ -297,9 +297,11 @@ class Traffic:
         """
         Wait for room for one more arrival; False if the phase ends first.
         """
-        loop = asyncio.get_running_loop()
+        left = until - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(self._room.acquire(), None if math.isinf(until) else max(0.0, until - loop.time()))
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the room.
+            async with asyncio.timeout(None if math.isinf(until) else max(0.0, left)):
+                await self._room.acquire()
         except TimeoutError:
             return False
         return True
