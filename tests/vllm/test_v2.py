@@ -33,4 +33,5 @@ def test_the_v2_runner(run: str, outside: str) -> None:
     figures = [json.loads(line) for line in done.stdout.splitlines()]
     missed = [figure for figure in figures if not figure["ok"] and figure["figure"] not in TIMES]
     assert figures, done.stderr[-3000:]
+    assert done.returncode == any(not figure["ok"] for figure in figures), f"ended early: {done.stderr[-3000:]}"
     assert not missed, f"{json.dumps(missed, indent=1)}\n{done.stderr[-3000:]}"
