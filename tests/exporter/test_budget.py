@@ -2,9 +2,7 @@
 What the hooks may cost in a step, by a clock of our own: what goes first, and what a busy machine does not trigger.
 """
 
-import importlib.util
 import logging
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import load_module
 
 from rankscope_exporter.contract import Detail, Guard, HookState, Phase
 from rankscope_exporter.flight import FlightFile, layout
@@ -56,12 +55,7 @@ class Rank:
     """
 
     def __init__(self, kind: str, directory: Path) -> None:
-        spec = importlib.util.spec_from_file_location(f"{kind}_budget", SUPPORT / f"{kind}.py")
-        assert spec
-        assert spec.loader
-        self.module: ModuleType = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = self.module
-        spec.loader.exec_module(self.module)
+        self.module: ModuleType = load_module(SUPPORT / f"{kind}.py", f"{kind}_budget")
         self.runner = self.module.StandInRunner()
         self.v2 = kind == "standin_v2"
         if self.v2:

@@ -5,7 +5,6 @@ A small fake of torch stands in for a device: a copy takes the values of the mom
 are on the host once its event is ready; until then the host's memory holds rubbish.
 """
 
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import load_module
 
 from rankscope_exporter.contract import HookState, Phase
 from rankscope_exporter.flight import FlightFile, layout
@@ -103,12 +103,7 @@ class Rank:
     """
 
     def __init__(self, directory: Path, device: Device, every: int = EVERY) -> None:
-        spec = importlib.util.spec_from_file_location("standin_v2_device", SOURCE)
-        assert spec
-        assert spec.loader
-        self.module: ModuleType = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = self.module
-        spec.loader.exec_module(self.module)
+        self.module: ModuleType = load_module(SOURCE, "standin_v2_device")
         self.device = device
         self.runner = self.module.StandInRunner(last=True)
         self.total, self.computed = (np.zeros(self.module.ROWS, dtype=np.int32) for _ in range(2))

@@ -2,10 +2,8 @@
 Errors of ours: swallowed, counted by hook and kind, and after a few of them the hook is out and the others go on.
 """
 
-import importlib.util
 import json
 import logging
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import load_module
 
 from rankscope_exporter.contract import HookState
 from rankscope_exporter.faults import KIND_LENGTH, KINDS, Faults
@@ -26,13 +25,7 @@ LIMIT = 3
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("standin_v2_faults", SOURCE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SOURCE, "standin_v2_faults")
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 Hooks and recorder on a stand-in runner: what they record, and that the host never notices.
 """
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loading import load_module
 
 from rankscope_exporter.contract import ControlOutcome, Guard, HookState, MitigationState, Phase, Role
 from rankscope_exporter.flight import FlightFile, layout
@@ -24,13 +23,7 @@ def standin(tmp_path: Path) -> ModuleType:
     source = Path(__file__).parents[1] / "support" / "standin.py"
     copy = tmp_path / "standin_copy.py"
     copy.write_text(source.read_text())
-    spec = importlib.util.spec_from_file_location("standin_copy", copy)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["standin_copy"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(copy, "standin_copy")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ was there is there again.
 """
 
 import functools
-import importlib.util
 import itertools
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import wrapt
+from loading import load_module
 
 import rankscope_exporter
 from rankscope_exporter import plugin
@@ -45,13 +45,7 @@ def standin(request: pytest.FixtureRequest) -> ModuleType:
     A fresh copy of a stand-in for each test, as its classes and functions are patched: V1 and V2.
     """
     name = f"{request.param}_orders"
-    spec = importlib.util.spec_from_file_location(name, SUPPORT / f"{request.param}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SUPPORT / f"{request.param}.py", name)
 
 
 class Host:

@@ -5,14 +5,12 @@ Stand-in runners go through steps in which everything that must not be seen is d
 flight files, every answer over HTTP and every line of the log is searched for it.
 """
 
-import importlib.util
 import io
 import itertools
 import logging
 import os
 import re
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loading import load_module
 from starlette.testclient import TestClient
 
 from rankscope_exporter.commands.dump import DumpOptions, dump
@@ -63,13 +62,7 @@ SECRETS = {
 
 def load(name: str) -> ModuleType:
     """A copy of a stand-in's module for this test alone: the fix changes the code of its class."""
-    spec = importlib.util.spec_from_file_location(f"{name}_of_privacy", SUPPORT / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SUPPORT / f"{name}.py", f"{name}_of_privacy")
 
 
 class Engine:

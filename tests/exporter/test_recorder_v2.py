@@ -2,8 +2,6 @@
 The V2 runner's recorder through its real wrappers, on a stand-in whose device tensors may not be read.
 """
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import load_module
 
 from rankscope_exporter.contract import Guard, HookState, Lengths, MitigationState, Phase, RequestIds, Role
 from rankscope_exporter.flight import FlightFile
@@ -23,13 +22,7 @@ SOURCE = Path(__file__).parents[1] / "support" / "standin_v2.py"
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SOURCE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SOURCE, name)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@ The trim fix on small modules: what it changes, and everything that it refuses t
 """
 
 import functools
-import importlib.util
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from loading import load_module
 
 from rankscope_exporter.contract import MitigationState
 from rankscope_exporter.mitigations.trim import TrimFix, fix_of
@@ -47,13 +46,7 @@ def load(tmp_path: Path) -> Load:
     def load_source(source: str) -> Any:
         path = tmp_path / f"module_{len(list(tmp_path.iterdir()))}.py"
         path.write_text(textwrap.dedent(source))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        return module
+        return load_module(path, path.stem)
 
     return load_source
 

@@ -4,12 +4,12 @@ Source text of small modules that look like vLLM's runners to every probe, and c
 They are text, not modules, because the same text is read, imported and run, and all three must be judged alike.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from loading import load_module
 
 V1 = """
 import functools
@@ -182,12 +182,6 @@ def importer(directory: Path) -> Callable[[str], ModuleType]:
     def load(text: str) -> ModuleType:
         path = directory / f"lookalike_{len(list(directory.glob('*.py')))}.py"
         path.write_text(text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        return module
+        return load_module(path, path.stem)
 
     return load
