@@ -14,9 +14,11 @@ from rankscope_server.control.board import Board
 from rankscope_server.control.charts import build_series, clamp_span
 from rankscope_server.control.commands import send_everywhere
 from rankscope_server.control.reconcile import plan_reconcile, wanted_of
+from rankscope_server.domain.alert import AlertsView
 from rankscope_server.domain.facts import EngineFacts, joined
 from rankscope_server.domain.findings import STICKY
 from rankscope_server.domain.fix import acknowledged, build_progress, requested_generation
+from rankscope_server.domain.incident import IncidentCard, IncidentView
 from rankscope_server.domain.model import AuditRow, EngineView, FleetView, Series
 from rankscope_server.domain.ports import ToggleOutcome, TogglePlan
 from rankscope_server.domain.toggle import effective_step, next_generation
@@ -144,6 +146,33 @@ class Service:
             except StoreError as error:
                 self.board.problems["store"] = str(error)
         return tuple(row for row in self.board.audit if deployment in {None, row.deployment})[: max(0, limit)]
+
+    async def incidents(self, limit: int, deployment: str | None = None) -> tuple[IncidentCard, ...]:
+        """
+        Incidents: none are kept yet.
+        """
+        del limit, deployment
+        return ()
+
+    async def incident(self, incident: str) -> IncidentView | None:
+        """
+        The page of an incident.
+        """
+        del incident
+        return None
+
+    async def capture(self, incident: str, number: int) -> bytes | None:
+        """
+        A frozen copy of flight records.
+        """
+        del incident, number
+        return None
+
+    async def alerts(self) -> AlertsView:
+        """
+        The alerts page: nobody is alerted yet.
+        """
+        return AlertsView((), (), ())
 
     # -- loops
 

@@ -7,6 +7,8 @@ A value that is not known is None, and pages say so; nothing here turns "unknown
 import enum
 from dataclasses import dataclass, field
 
+from rankscope_server.domain.outlook import UNFORESEEN, Forecast
+
 
 class DeploymentRole(str, enum.Enum):
     """
@@ -90,6 +92,28 @@ class RankId:
 
 
 @dataclass(frozen=True, slots=True)
+class RankValue:
+    """
+    What one rank said at the step of a finding, in words: `skips the collective, 6 of 6 requests masked`.
+    """
+
+    rank: RankId
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """
+    What a finding rests on: the word of each rank concerned, and the requests, where they are known.
+    """
+
+    values: tuple[RankValue, ...] = ()
+    requests: tuple[str, ...] = ()
+    """Ids of requests concerned, worst first, at most eight; empty where it is not known which."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """
     Something that is wrong with an engine, with its evidence.
@@ -107,6 +131,7 @@ class Finding:
     """False once it no longer holds; disagreements never close for the life of the engine."""
     found_unix: float | None = None
     """When the server found it; `since_unix` is when it came to be, by the clock of the node."""
+    evidence: Evidence = Evidence()
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +368,9 @@ class EngineView:
     """Why it is not known which requests drift; empty where it is."""
     acted: tuple["ActedMark", ...] = ()
     """When the trim fix was turned on or off, oldest first."""
+    forecast: Forecast = UNFORESEEN
+    incident: str = ""
+    """Id of the incident that is open on it; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +400,9 @@ class EngineCard:
     headline: str
     fix_state: str
     ended: bool = False
+    forecast: Forecast = UNFORESEEN
+    incident: str = ""
+    """Id of the incident that is open on it; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True)

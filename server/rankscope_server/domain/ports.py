@@ -15,6 +15,8 @@ the application has in place by the time a request reaches `web`:
 from dataclasses import dataclass
 from typing import Protocol
 
+from rankscope_server.domain.alert import AlertsView
+from rankscope_server.domain.incident import IncidentCard, IncidentView
 from rankscope_server.domain.model import AuditRow, EngineView, FleetView, Series
 
 
@@ -102,6 +104,30 @@ class Rankscope(Protocol):
         Largest drift per rank, at most `max_points` points; each point is the largest value of what it stands for.
 
         Empty where no such engine is known.
+        """
+        ...
+
+    async def incidents(self, limit: int, deployment: str | None = None) -> tuple[IncidentCard, ...]:
+        """
+        Incidents, those that are not closed first, then newest first.
+        """
+        ...
+
+    async def incident(self, incident: str) -> IncidentView | None:
+        """
+        The page of an incident; None where no such one is known.
+        """
+        ...
+
+    async def capture(self, incident: str, number: int) -> bytes | None:
+        """
+        A frozen copy of flight records (the `number`th of the incident, from 0), as a zip file; None where there is none.
+        """
+        ...
+
+    async def alerts(self) -> AlertsView:
+        """
+        The alerts page.
         """
         ...
 

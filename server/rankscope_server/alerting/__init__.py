@@ -1,0 +1,3 @@
+"""
+Alerts: their life, and that their receivers hear of it.
+"""

@@ -1,0 +1,3 @@
+"""
+Incidents: what belongs together, its evidence, and its exports.
+"""

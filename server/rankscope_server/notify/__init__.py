@@ -1,0 +1,3 @@
+"""
+Receivers of notifications.
+"""

@@ -1,0 +1,3 @@
+"""
+Detection over saved flight files, offline.
+"""
