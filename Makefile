@@ -16,10 +16,11 @@ MINUTES ?= 30
 BENCH ?=
 METHOD ?=
 BOOT ?=
+RUNS ?=
 OPEN ?= $(if $(DISPLAY)$(WAYLAND_DISPLAY),--open)
 PYTEST_ARGS ?=
 
-.PHONY: help setup lab-setup lab-v2-setup run demo test test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift e2e-v2 boots soak test-soak docs matrix lock clean
+.PHONY: help setup lab-setup lab-v2-setup lab-environments run demo test test-without-vllm test-fast test-vllm check format bench lab lab-down e2e e2e-baseline e2e-canary e2e-mid-drift e2e-v2 e2e-detect boots soak test-soak docs matrix lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,11 +54,19 @@ lab: lab-setup ## The two engines, their exporters and traffic, without the serv
 lab-down: setup ## End whatever a lab that crashed has left behind
 	@$(BIN)/python -m rankscope_lab down
 
-test: lab-setup lab-v2-setup ## All tests, real vLLM and browser included; a missing tool is a failure
-	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm" --ignore tests/vllm/equivalence $(PYTEST_ARGS)
+# The lab's environments are made while the tests run that need none.
+test: setup ## All tests, real vLLM and browser included; a missing tool is a failure
+	@$(MAKE) --no-print-directory -j 2 test-without-vllm lab-environments
 	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -m "vllm and not soak" --ignore tests/vllm/equivalence $(PYTEST_ARGS)
 	@$(BIN)/uv pip install --quiet --python $(LAB_VENV)/bin/python -r tests/requirements-vllm.txt
 	@RANKSCOPE_REQUIRE_ALL=1 $(LAB_VENV)/bin/python -m pytest tests/vllm/equivalence $(PYTEST_ARGS)
+
+test-without-vllm: setup
+	@RANKSCOPE_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm" --ignore tests/vllm/equivalence $(PYTEST_ARGS)
+
+lab-environments: setup
+	@$(BIN)/python -m rankscope_lab setup
+	@$(BIN)/python -m rankscope_lab setup --release 0.32.0
 
 test-fast: setup ## Tests that need neither vLLM nor a browser
 	@$(BIN)/python -m pytest -m "not vllm and not browser" $(PYTEST_ARGS)
@@ -83,6 +92,9 @@ e2e-baseline e2e-canary e2e-mid-drift: e2e-%: lab-setup
 
 e2e-v2: lab-v2-setup ## The V2 runner against an independent trace, by method, and a rank that fails; METHOD=eagle3 for one
 	@$(BIN)/python tests/e2e/run_v2.py $(if $(METHOD),$(METHOD),none ngram_gpu eagle3 fault)
+
+e2e-detect: lab-environments ## Ten wedges found, and how soon; ten fixed runs, ten without drafts and V2 with nothing found; RUNS=1 for a short one
+	@$(BIN)/python tests/e2e/run_detect.py $(if $(RUNS),--runs $(RUNS))
 
 boots: lab-setup lab-v2-setup ## Stock vLLM of several releases, identities and metrics against the run; BOOT=fork for one
 	@$(BIN)/python tests/e2e/run_boots.py $(BOOT)
