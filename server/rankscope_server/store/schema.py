@@ -74,3 +74,34 @@ findings = sa.Table(
     sa.Column("found", sa.Float, nullable=False),
     sa.Column("closed", sa.Float),
 )
+
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("deployment", sa.String(64), nullable=False),
+    sa.Column("engine", sa.String(256), nullable=False),
+    sa.Column("subject", sa.String(256), nullable=False),
+    sa.Column("severity", sa.String(16), nullable=False),
+    sa.Column("summary", sa.Text, nullable=False),
+    sa.Column("sources", sa.Text, nullable=False),  # a JSON list
+    sa.Column("incident", sa.String(64), nullable=False),
+    sa.Column("pending", sa.Float, nullable=False),
+    sa.Column("fired", sa.Float, nullable=False),
+    sa.Column("resolved", sa.Float, index=True),
+    sa.Column("told", sa.Integer, nullable=False),
+)
+
+notifications = sa.Table(
+    "notifications",
+    metadata,
+    sa.Column("id", sa.String(48), primary_key=True),
+    sa.Column("receiver", sa.String(256), primary_key=True),
+    sa.Column("alert", sa.String(32), nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),  # the notice as JSON, sent again as it was
+    sa.Column("made", sa.Float, nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False, index=True),  # waiting, delivered or given up
+    sa.Column("settled", sa.Float),
+)

@@ -22,6 +22,11 @@ from rankscope_server.store.rows import DesiredRow, SampleRow
 
 TRIM = "trim"
 
+Statement = tuple[sa.Executable, list[dict[str, Any]] | None]
+"""
+What is executed, with the values for each time that it is; None: once, without values.
+"""
+
 
 class StoreError(Exception):
     """
@@ -59,7 +64,7 @@ class Store:
         All that operators asked for.
         """
         table = schema.desired
-        rows = await self._read(sa.select(table).where(table.c.mitigation == TRIM))
+        rows = await self.read(sa.select(table).where(table.c.mitigation == TRIM))
         return [DesiredRow(r.deployment, r.engine, bool(r.desired), r.generation, r.actor, r.at) for r in rows]
 
     async def save_toggle(self, row: DesiredRow, audit: AuditRow) -> None:
@@ -79,7 +84,7 @@ class Store:
             "actor": row.actor,
             "at": row.at_unix,
         }
-        await self._write(
+        await self.write(
             (sa.delete(table).where(gone), None),
             (sa.insert(table), [values]),
             (sa.insert(schema.audit), [_audit_values(audit, row.generation)]),
@@ -91,13 +96,13 @@ class Store:
         """
         table = schema.desired
         where = (table.c.deployment == row.deployment) & (table.c.engine == row.engine) & (table.c.mitigation == TRIM)
-        await self._write((sa.update(table).where(where).values(generation=row.generation), None))
+        await self.write((sa.update(table).where(where).values(generation=row.generation), None))
 
     async def add_audit(self, row: AuditRow, generation: int = 0) -> None:
         """
         Note one thing that was done.
         """
-        await self._write((sa.insert(schema.audit), [_audit_values(row, generation)]))
+        await self.write((sa.insert(schema.audit), [_audit_values(row, generation)]))
 
     async def audit(self, limit: int, deployment: str | None = None) -> list[AuditRow]:
         """
@@ -109,7 +114,7 @@ class Store:
             query = query.where(table.c.deployment == deployment)
         return [
             AuditRow(r.at, r.actor, r.deployment, r.engine, r.action, r.detail, r.outcome)
-            for r in await self._read(query)
+            for r in await self.read(query)
         ]
 
     async def acknowledged(self) -> set[tuple[str, int]]:
@@ -117,7 +122,7 @@ class Store:
         Engine and generation of every command whose outcome was noted.
         """
         table = schema.audit
-        rows = await self._read(
+        rows = await self.read(
             sa.select(table.c.engine, table.c.generation).where(
                 (table.c.action == "acknowledged") & (table.c.generation > 0)
             )
@@ -144,7 +149,7 @@ class Store:
             for row in rows
         ]
         if values:
-            await self._write((_insert_new(self._engine, schema.samples), values))
+            await self.write((_insert_new(self._engine, schema.samples), values))
 
     async def samples(self, deployment: str, engine: str, since: int, until: int) -> list[SampleRow]:
         """
@@ -172,14 +177,14 @@ class Store:
                 r.steps,
                 r.requests,
             )
-            for r in await self._read(query)
+            for r in await self.read(query)
         ]
 
     async def remove_samples(self, before: int) -> None:
         """
         Forget samples older than second `before`.
         """
-        await self._write((sa.delete(schema.samples).where(schema.samples.c.second < before), None))
+        await self.write((sa.delete(schema.samples).where(schema.samples.c.second < before), None))
 
     async def open_finding(self, deployment: str, engine: str, finding: Finding, at_unix: float) -> None:
         """
@@ -197,7 +202,7 @@ class Store:
             "found": finding.found_unix or at_unix,
             "closed": None,
         }
-        await self._write((sa.insert(schema.findings), [values]))
+        await self.write((sa.insert(schema.findings), [values]))
 
     async def close_finding(self, deployment: str, engine: str, kind: str, at_unix: float) -> None:
         """
@@ -210,14 +215,14 @@ class Store:
             & (table.c.kind == kind)
             & table.c.closed.is_(None)
         )
-        await self._write((sa.update(table).where(where).values(closed=at_unix), None))
+        await self.write((sa.update(table).where(where).values(closed=at_unix), None))
 
     async def open_findings(self) -> list[tuple[str, str, Finding]]:
         """
         Findings that have not closed, with deployment and engine; what is not understood any more is left out.
         """
         found = []
-        for r in await self._read(sa.select(schema.findings).where(schema.findings.c.closed.is_(None))):
+        for r in await self.read(sa.select(schema.findings).where(schema.findings.c.closed.is_(None))):
             with contextlib.suppress(ValueError):
                 ranks = tuple(_rank_of(label) for label in r.ranks.split(", ") if label)
                 kind, severity = FindingKind(r.kind), Severity(r.severity)
@@ -225,7 +230,10 @@ class Store:
                 found.append((r.deployment, r.engine, finding))
         return found
 
-    async def _read(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    async def read(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """
+        The rows of a query. For the parts of the store that have a file of their own.
+        """
         try:
             with CancelScope(shield=True):
                 async with self._engine.connect() as connection:
@@ -234,7 +242,10 @@ class Store:
             raise self._explained(error) from error
         return rows
 
-    async def _write(self, *statements: tuple[sa.Executable, list[dict[str, Any]] | None]) -> None:
+    async def write(self, *statements: Statement) -> None:
+        """
+        Execute statements in order, all or none of them.
+        """
         try:
             with CancelScope(shield=True):
                 async with self._engine.begin() as connection:
