@@ -31,7 +31,10 @@ class IncidentEvent:
 
     at_unix: float
     what: str
-    """`found`, `over`, `worsening`, `wedged`, `recovered`, `closed`, `captured`, `fix on`, `fix off`, ..."""
+    """
+    `found`, `over`, `worsening`, `wedged`, `recovered`, `closed`, `ended`, `captured`, `capture removed`, `fix on`,
+    `fix off`, `left out`, or what whoever did something calls it.
+    """
     sentence: str
 
 
@@ -48,6 +51,8 @@ class CaptureView:
     first_step: int
     last_step: int
     size_bytes: int
+    kept: bool = True
+    """False once its records were removed to make room: what is said of it stays."""
 
 
 @dataclass(frozen=True, slots=True)
