@@ -53,9 +53,10 @@ def two(first, second, *, quiet=0.0, **reports):
 
 def test_ranks_that_agree_are_healthy():
     """Equal records give no finding."""
-    memory = look(*two(made_records(1, 50), made_records(1, 50)))
+    ranks = two(made_records(1, 50), made_records(1, 50))
+    memory = look(*ranks)
     assert kinds(memory) == set()
-    assert memory.settled == {0: 50}
+    assert list(memory.seen.values()) == [rank.history.revision for rank in ranks]
 
 
 def test_a_rank_that_is_a_few_steps_behind_is_healthy():

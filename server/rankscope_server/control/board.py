@@ -3,7 +3,7 @@ What is known now: findings, views, and the version that goes up as they change.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import anyio
@@ -149,9 +149,7 @@ class Board:
             if finding.kind in STICKY and finding.ranks:
                 memory = self.memories.get((deployment, engine), EngineMemory())
                 findings = {(finding.kind, finding.ranks[0].dp_rank): finding, **memory.findings}
-                self.memories[deployment, engine] = EngineMemory(
-                    memory.settled, findings, memory.closed, memory.last_differing
-                )
+                self.memories[deployment, engine] = replace(memory, findings=findings)
 
     def memory(self, engine: EngineFacts) -> EngineMemory:
         """

@@ -12,6 +12,13 @@ from rankscope_server.domain.alignment import Aligned, Bools, differing
 from rankscope_server.domain.facts import RankFacts, joined
 from rankscope_server.domain.model import FindingKind
 
+_BROADCAST, _SKIP = int(Guard.BROADCAST), int(Guard.SKIP)  # members of an enumeration are slow to compare
+
+NAMED = 6
+"""
+Ranks that a sentence tells apart at most.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
@@ -26,6 +33,8 @@ class Disagreement:
     """Steps at which they differ, among those that were looked at."""
     ranks: tuple[int, ...]
     """Rows of the ranks whose word is known at the first step."""
+    words: tuple[str, ...]
+    """What each of them said there."""
     sentence: str
     since_unix: float
     """When the second word was known to its rank, by the clock of its node."""
@@ -42,16 +51,17 @@ def assess_batches(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement
         return None
     step = int(aligned.steps[first])
     rows = tuple(np.flatnonzero(known[:, first]).tolist())
-    sizes = [
-        f"{ranks[row].label}: {int(r['new'])} new, {int(r['cached'])} cached, {int(r['scheduled_tokens'])} tokens"
-        for row, r in _cells(aligned, first, rows)
-    ]
+    words = tuple(
+        f"{int(r['new'])} new, {int(r['cached'])} cached, {int(r['scheduled_tokens'])} tokens"
+        for _, r in _cells(aligned, first, rows)
+    )
+    sizes = [f"{ranks[row].label}: {size}" for row, size in zip(rows, words, strict=True)][:NAMED]
     sentence = (
         f"{joined(ranks[row].label for row in rows)} run different batches since step {step} ({'; '.join(sizes)})"
     )
     since = _since(aligned, ranks, first, rows, value="batch_hash", clock="begin_ns")
     return Disagreement(
-        FindingKind.BATCH_MISMATCH, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
+        FindingKind.BATCH_MISMATCH, step, _last(aligned, differs), int(differs.sum()), rows, words, sentence, since
     )
 
 
@@ -66,14 +76,11 @@ def assess_masks(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement |
         return None
     step = int(aligned.steps[first])
     rows = tuple(np.flatnonzero(known[:, first]).tolist())
-    counts = [
-        f"{ranks[row].label} masks {_of(int(r['masked']), int(r['requests']))}"
-        for row, r in _cells(aligned, first, rows)
-    ]
-    sentence = f"at step {step} {_listed(counts)}: requests that are masked on one rank only get wrong tokens"
+    words = tuple(f"masks {_of(int(r['masked']), int(r['requests']))}" for _, r in _cells(aligned, first, rows))
+    sentence = f"at step {step} {_told(ranks, rows, words)}: requests that are masked on one rank only get wrong tokens"
     since = _since(aligned, ranks, first, rows, value="mask_hash", clock="decide_ns")
     return Disagreement(
-        FindingKind.MASK_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
+        FindingKind.MASK_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, words, sentence, since
     )
 
 
@@ -89,15 +96,16 @@ def assess_guards(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     step = int(aligned.steps[first])
     rows = tuple(np.flatnonzero(known[:, first]).tolist())
     cells = _cells(aligned, first, rows)
-    posting = joined(ranks[row].label for row, r in cells if r["guard"] == Guard.BROADCAST)
-    skipping = [(row, r) for row, r in cells if r["guard"] == Guard.SKIP]
+    posting = joined(ranks[row].label for row, r in cells if r["guard"] == _BROADCAST)
+    skipping = [(row, r) for row, r in cells if r["guard"] == _SKIP]
     why = ""
     if all(r["mask_known"] and r["requests"] and r["masked"] == r["requests"] for _, r in skipping):
         why = f" (it masks {_of(int(skipping[0][1]['masked']), int(skipping[0][1]['requests']))})"
     sentence = f"at step {step} {posting} broadcasts the sampled tokens and {joined(ranks[row].label for row, _ in skipping)} skips the collective{why}"
+    words = tuple(_decision(r) for _, r in cells)
     since = _since(aligned, ranks, first, rows, value="guard", clock="decide_ns")
     return Disagreement(
-        FindingKind.GUARD_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, sentence, since
+        FindingKind.GUARD_DISAGREEMENT, step, _last(aligned, differs), int(differs.sum()), rows, words, sentence, since
     )
 
 
@@ -112,7 +120,7 @@ def assess_widths(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     if sum(rank.is_v2 for rank in ranks) < 2:
         return None
     records = aligned.records
-    both = aligned.decided & (records["guard"] == Guard.BROADCAST) & _rows(ranks, [rank.is_v2 for rank in ranks])
+    both = aligned.decided & (records["guard"] == _BROADCAST) & _rows(ranks, [rank.is_v2 for rank in ranks])
     width_known = both & (records["width"] > 0)
     counted = both & aligned.reached(Phase.DONE) & _rows(ranks, [rank.seen_whole for rank in ranks])
     wide, many = differing(records["width"], width_known), differing(records["posted"], counted)
@@ -123,18 +131,27 @@ def assess_widths(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     value, known, clock = ("width", width_known, "decide_ns") if wide[first] else ("posted", counted, "end_ns")
     rows = tuple(np.flatnonzero(known[:, first]).tolist())
     cells = _cells(aligned, first, rows)
+    words = tuple(_exchange(r) for _, r in cells)
     if wide[first]:
-        said = [f"{ranks[row].label} posts the sampled tokens {_columns(int(r['width']))} wide" for row, r in cells]
-        sentence = f"at step {step} {_listed(said)}: the exchange hangs, or mixes tokens up"
+        said = [f"posts the sampled tokens {_columns(int(r['width']))} wide" for _, r in cells]
+        sentence = f"at step {step} {_told(ranks, rows, said)}: the exchange hangs, or mixes tokens up"
     else:
-        said = [f"{ranks[row].label} posted {_collectives(int(r['posted']))}" for row, r in cells]
-        sentence = (
-            f"at step {step} {_listed(said)} of the sampled-token exchange: the next one pairs the wrong ones, or hangs"
-        )
+        said = [f"posted {_collectives(int(r['posted']))}" for _, r in cells]
+        sentence = f"at step {step} {_told(ranks, rows, said)} of the sampled-token exchange: the next one pairs the wrong ones, or hangs"
     since = _since(aligned, ranks, first, rows, value=value, clock=clock)
+    differs = wide | many
     return Disagreement(
-        FindingKind.WIDTH_MISMATCH, step, _last(aligned, wide | many), int((wide | many).sum()), rows, sentence, since
+        FindingKind.WIDTH_MISMATCH, step, _last(aligned, differs), int(differs.sum()), rows, words, sentence, since
     )
+
+
+def _decision(record: np.void) -> str:
+    """
+    What a rank decided, with its mask where that is known: `skips the collective, all 6 requests masked`.
+    """
+    verb = "broadcasts" if record["guard"] == _BROADCAST else "skips the collective"
+    masked, requests = int(record["masked"]), int(record["requests"])
+    return f"{verb}, {_of(masked, requests)} masked" if record["mask_known"] and requests else verb
 
 
 def _rows(ranks: Sequence[RankFacts], which: Sequence[bool]) -> Bools:
@@ -142,6 +159,14 @@ def _rows(ranks: Sequence[RankFacts], which: Sequence[bool]) -> Bools:
     A mask over (ranks, steps) that holds at every step of some ranks.
     """
     return np.asarray(which, bool).reshape(len(ranks), 1)
+
+
+def _exchange(record: np.void) -> str:
+    """
+    How a rank posts the exchange: `posts 3 collectives, 4 columns`.
+    """
+    width = int(record["width"])
+    return f"posts {_collectives(int(record['posted']))}, {_columns(width) if width else 'of unknown width'}"
 
 
 def _columns(width: int) -> str:
@@ -177,6 +202,19 @@ def _since(
         word = int(record[value])
         earliest[word] = min(at, earliest.get(word, at))
     return sorted(earliest.values())[1]
+
+
+def _told(ranks: Sequence[RankFacts], rows: Sequence[int], said: Sequence[str]) -> str:
+    """
+    What each rank said, in a sentence. Of many ranks, those that say the same speak with one voice.
+    """
+    if len(rows) <= NAMED:
+        return _listed([f"{ranks[row].label} {what}" for row, what in zip(rows, said, strict=True)])
+    voices: dict[str, list[str]] = {}
+    for row, what in zip(rows, said, strict=True):
+        voices.setdefault(what, []).append(ranks[row].label)
+    rarest = sorted(voices.items(), key=lambda voice: len(voice[1]))
+    return _listed([f"{joined(labels)} {what}" for what, labels in rarest[:NAMED]])
 
 
 def _of(part: int, whole: int) -> str:

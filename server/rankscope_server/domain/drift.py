@@ -5,7 +5,7 @@ V1 ranks tell it step by step. On V2 the lengths on the host are copies of the s
 shows in samples of the lengths on the device, taken every so many steps where that is turned on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,11 @@ import numpy.typing as npt
 
 from rankscope_exporter.contract import DeviceLengths, Lengths
 from rankscope_server.domain.alignment import Aligned
+from rankscope_server.domain.assessed import Assessed, values_of
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.facts import RankFacts, joined
+from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, reach_of
+from rankscope_server.domain.model import Evidence, Finding, FindingKind, Severity
+from rankscope_server.domain.requests import REQUESTS_NAMED, drifting_requests, first_request, short_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +31,30 @@ class Drifting:
     since_unix: float
 
 
-def lasting_drift(drift: npt.NDArray[np.integer], reach: int) -> int | None:
+def lasting_drift(steps: npt.NDArray[np.unsignedinteger], reach: int) -> int | None:
     """
-    Index of the first value above zero that another one follows within `reach` places; None if there is none.
+    Index of the first of the drifting `steps` that another one follows within `reach` steps; None if there is none.
 
     With pipeline parallelism the batches in flight take turns, so a request comes round every pp_size steps: two drifting
     steps in a row are two turns of the same batch, and the healthy batch between them says nothing. Below zero is
     legitimate (requests that the rank counts late) and never drift.
     """
-    above = np.flatnonzero(drift > 0)
-    close = np.flatnonzero(np.diff(above) <= reach)
-    return int(above[close[0]]) if close.size else None
+    close = np.flatnonzero(np.diff(steps) <= reach)
+    return int(close[0]) if close.size else None
 
 
-def assess_drift(aligned: Aligned, ranks: Sequence[RankFacts], reach: int) -> list[Drifting]:
+def lasting_drifts(aligned: Aligned, ranks: Sequence[RankFacts], reach: int) -> list[Drifting]:
     """
     Ranks whose drift lasts within the steps of `aligned`.
     """
+    above = aligned.measured & (aligned.records["drift_max"] > 0)
     found = []
-    for row, rank in enumerate(ranks):
-        measured = np.flatnonzero(aligned.measured[row])
-        records = aligned.records[row][measured]
-        index = lasting_drift(records["drift_max"], reach)
+    for row in np.flatnonzero(above.any(axis=1)).tolist():
+        records = aligned.records[row][above[row]]
+        index = lasting_drift(records["step"], reach)
         if index is not None:
-            found.append(
-                Drifting(row, int(records["step"][index]), rank.clock.unix_of(int(records["begin_ns"][index])))
-            )
+            begin = ranks[row].clock.unix_of(int(records["begin_ns"][index]))
+            found.append(Drifting(row, int(records["step"][index]), begin))
     return found
 
 
@@ -64,7 +65,7 @@ def device_drift(device: DeviceLengths) -> int:
     return max(device.total_excess, device.computed_excess)
 
 
-def assess_device_drift(ranks: Sequence[RankFacts], now: Moment) -> list[Drifting]:
+def device_drifts(ranks: Sequence[RankFacts], now: Moment) -> list[Drifting]:
     """
     Ranks whose last sample of device-side lengths shows drift. One sample is enough: it was taken between two steps.
     """
@@ -104,7 +105,54 @@ def latest_drift(rank: RankFacts, reach: int) -> tuple[int, int, int] | None:
     return int(worst["drift_max"]), int(worst["drifting"]), int(worst["cached"])
 
 
-def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int) -> str:
+def assess_drift(
+    engine: EngineFacts, group: Sequence[RankFacts], lasting: Iterable[Drifting], known: Finding | None, now: Moment
+) -> Iterator[Assessed]:
+    """
+    Drift that lasts, or that was found and is not over. `lasting` are the ranks whose new steps show it.
+    """
+    found: dict[int, Drifting] = {}
+    for one in (*lasting, *device_drifts(group, now)):
+        found.setdefault(one.row, one)
+    if not found and known is None:
+        return
+    if engine.idle or engine.ended:
+        return  # no request is left that could drift
+    reach = reach_of(group)
+    rows = [row for row, rank in enumerate(group) if row in found or (known is not None and rank.id in known.ranks)]
+    rows = [row for row in rows if not drift_over(group[row], reach)]
+    if not rows:
+        return
+    first = min((found[row] for row in rows if row in found), key=lambda one: one.step, default=None)
+    step = (
+        known.step
+        if known is not None and known.step is not None
+        else first.step
+        if first is not None
+        else group[rows[0]].history.last
+    )
+    since = first.since_unix if first is not None else now.unix
+    ranks = tuple(group[row] for row in rows)
+    began_with = (known.evidence.began_with if known is not None else "") or first_request(ranks, step)
+    requests = tuple(dict.fromkeys(filter(None, (began_with, *drifting_requests(ranks, step)))))[:REQUESTS_NAMED]
+    evidence = Evidence(values_of(ranks, (_excess(rank, reach) for rank in ranks)), requests, began_with)
+    sentence = drift_sentence(group, rows, step, reach, began_with)
+    yield Assessed(FindingKind.DRIFT, group[0].id.dp_rank, Severity.WARNING, sentence, step, ranks, since, evidence)
+
+
+def _excess(rank: RankFacts, reach: int) -> str:
+    """
+    How much a rank counts too much: `+12 tokens in 3 requests`.
+    """
+    tokens, requests, of = latest_drift(rank, reach) or (0, 0, 0)
+    if tokens <= 0:
+        return "agrees with the scheduler now"
+    if rank.device is not None:
+        return f"+{tokens} tokens on the device in {requests} of {of} requests, at step {rank.device.step}"
+    return f"+{tokens} tokens in {requests} requests"
+
+
+def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int, began_with: str = "") -> str:
     """
     Which ranks count too much, by how many tokens, and what the others say.
     """
@@ -131,4 +179,9 @@ def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, r
         if row not in rows and (latest_drift(rank, reach) or (1, 0, 0))[0] <= 0
     ]
     others = f"; {joined(clean)} {'agree' if len(clean) > 1 else 'agrees'} with the scheduler" if clean else ""
-    return f"{joined(parts)}, since step {step}{others}"
+    since = (
+        f"; drift began at step {step} with request {short_request(began_with)}"
+        if began_with
+        else f", since step {step}"
+    )
+    return f"{joined(parts)}{since}{others}"

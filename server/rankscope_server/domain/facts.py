@@ -2,6 +2,7 @@
 What was polled about an engine, gathered for judging: the input of findings, views and plans.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ SILENT_SECONDS = 8.0
 The same without a failure: a server that has no time to ask, on a machine that is overloaded, blames no exporter before.
 """
 
+_DONE = int(Phase.DONE)  # members of an enumeration are slow to compare
 
 OPTIONAL_HOOKS = frozenset({"_is_all_reqs_chunked_prefill", "PPHandler.broadcast_drafts", "pool"})
 """
@@ -68,8 +70,8 @@ class RankFacts:
     @property
     def phase(self) -> Phase | None:
         """Phase of its newest step; None before the first."""
-        newest = self.history.newest()
-        return None if newest is None else Phase(int(newest["phase"]))
+        head = self.history.head
+        return None if head is None else Phase(head.phase)
 
     @property
     def failure(self) -> StepFailure | None:
@@ -78,27 +80,25 @@ class RankFacts:
 
         Step records come sooner than the report that says how it came about: `method` and `kind` are empty until then.
         """
-        told, newest = self.report.failure, self.history.newest()
+        told, head = self.report.failure, self.history.head
         if told is not None and told.step >= self.history.last:
             return told
-        if newest is None or not newest["failed"] or self.report.step > self.history.last:
+        if head is None or not head.failed or self.report.step > head.step:
             return None
-        return StepFailure(step=int(newest["step"]), phase=int(newest["phase"]), method="", kind="")
+        return StepFailure(step=head.step, phase=head.phase, method="", kind="")
 
     @property
     def in_flight(self) -> bool:
         """Whether its newest step is neither done nor ended by an error."""
-        phase = self.phase
-        return phase is not None and phase < Phase.DONE and self.failure is None
+        head = self.history.head
+        return head is not None and head.phase < _DONE and self.failure is None
 
     def in_flight_seconds(self, now: Moment) -> float | None:
         """
         Age of the step in flight; None while none is.
         """
-        newest = self.history.newest()
-        if newest is None or not self.in_flight:
-            return None
-        return self.clock.age_of(int(newest["begin_ns"]), now)
+        head = self.history.head
+        return self.clock.age_of(head.begin_ns, now) if head is not None and self.in_flight else None
 
     @property
     def quiet_seconds(self) -> float:
@@ -107,11 +107,10 @@ class RankFacts:
 
         Told by the node's clock alone: an exporter that is not reached makes no rank look frozen.
         """
-        newest = self.history.newest()
-        if newest is None:
+        head = self.history.head
+        if head is None:
             return math.inf
-        last = max(int(newest["begin_ns"]), int(newest["decide_ns"]), int(newest["end_ns"]))
-        return max(0.0, (self.clock.monotonic_ns - last) / 1e9)
+        return max(0.0, (self.clock.monotonic_ns - max(head.begin_ns, head.decide_ns, head.end_ns)) / 1e9)
 
     @property
     def running(self) -> bool:
@@ -226,10 +225,7 @@ class EngineFacts:
     @property
     def groups(self) -> tuple[tuple[RankFacts, ...], ...]:
         """Its ranks by data-parallel rank: only ranks of one group take the same steps."""
-        return tuple(
-            tuple(rank for rank in self.ranks if rank.id.dp_rank == dp)
-            for dp in sorted({r.id.dp_rank for r in self.ranks})
-        )
+        return tuple(tuple(group) for _, group in itertools.groupby(self.ranks, key=lambda rank: rank.id.dp_rank))
 
     @property
     def ended(self) -> bool:
@@ -261,6 +257,13 @@ class EngineFacts:
         return not any(rank.in_flight for rank in self.ranks) and all(
             r.quiet_seconds > IDLE_SECONDS for r in self.ranks
         )
+
+
+def reach_of(group: Sequence[RankFacts]) -> int:
+    """
+    How many batches of an engine can be in flight, at least 1: a request comes round after as many steps.
+    """
+    return max(1, group[0].report.identity.pp_size)
 
 
 def rank_labels(ids: Sequence[RankId]) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 The step records of one rank that the server holds.
 """
 
+import itertools
+from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,38 @@ CAPACITY = 4096
 Steps that are held per rank; as many as a flight file holds.
 """
 
+CHANGES_HELD = 64
+"""
+Answers of an exporter of which it is remembered where they begin; whoever looks less often looks at everything.
+"""
+
 Records = npt.NDArray[np.void]
+
+OPAQUE = np.dtype(f"V{STEP_DTYPE.itemsize}")
+"""
+A record as bytes that nobody looks into: NumPy copies those ten times as fast as records with fields.
+"""
+
+_REVISIONS = itertools.count(1)
+
+# Plain numbers: NumPy takes four times as long to compare with a member of an enumeration.
+_WRITING, _DONE = int(Phase.WRITING), int(Phase.DONE)
+
+
+class Head(NamedTuple):
+    """
+    What is looked at most of a rank's newest step, in plain numbers; times in nanoseconds of the node's clock.
+    """
+
+    step: int
+    begin_ns: int
+    decide_ns: int
+    end_ns: int
+    mitigation: int
+    lengths: int
+    guard: int
+    failed: int
+    phase: int
 
 
 class StepHistory:
@@ -24,7 +58,18 @@ class StepHistory:
     the step has failed since.
     """
 
-    __slots__ = ("_ring", "capacity", "first", "last")
+    __slots__ = (
+        "_changes",
+        "_forgotten",
+        "_head",
+        "_heads",
+        "_opaque",
+        "_ring",
+        "capacity",
+        "first",
+        "last",
+        "revision",
+    )
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
@@ -32,7 +77,16 @@ class StepHistory:
         """Ordinal of the first step that was ever absorbed; 0 before that."""
         self.last = 0
         """Ordinal of the newest step; 0 before the first."""
+        self.revision = 0
+        """Goes up whenever something new was absorbed; no two histories ever have the same one."""
         self._ring = np.zeros(capacity, STEP_DTYPE)
+        self._opaque = self._ring.view(OPAQUE)
+        self._heads = self._ring[list(Head._fields)]
+        self._head: Head | None = None
+        self._changes: deque[tuple[int, int]] = deque()
+        """Revisions, and the lowest step that each brought or changed."""
+        self._forgotten = 0
+        """The last revision that is no longer among them."""
 
     def absorb(self, records: Records) -> Records:
         """
@@ -42,30 +96,59 @@ class StepHistory:
         """
         step = records["step"]
         phase = records["phase"]
-        sane = (step > 0) & (step <= MAX_EFFECTIVE_STEP) & (phase > Phase.WRITING) & (phase <= Phase.DONE)
-        records = records[sane]
+        sane = (step > 0) & (step <= MAX_EFFECTIVE_STEP) & (phase > _WRITING) & (phase <= _DONE)
+        records = _where(records, sane)
         if len(records) == 0:
             return records
         newest = max(self.last, int(records["step"].max()))
-        records = records[records["step"] + np.uint64(self.capacity) > newest]
-        slots = records["step"] % np.uint64(self.capacity)
-        held = self._ring[slots]
-        fresh = (held["step"] != records["step"]) | (held["phase"] < records["phase"])
-        fresh |= (held["phase"] == records["phase"]) & (held["failed"] < records["failed"])
-        records = records[fresh]
-        self._ring[slots[fresh]] = records
+        records = _where(records, records["step"] + np.uint64(self.capacity) > newest)
+        step, phase = records["step"], records["phase"]
+        slots = (step % np.uint64(self.capacity)).astype(np.intp)
+        held = self._opaque[slots].view(STEP_DTYPE)
+        fresh = (held["step"] != step) | (held["phase"] < phase)
+        fresh |= (held["phase"] == phase) & (held["failed"] < records["failed"])
+        records = _where(records, fresh)
+        if len(records) == 0:
+            return records
+        self._opaque[slots[fresh]] = records.view(OPAQUE)
+        lowest = int(records["step"].min())
         self.last = newest
-        if self.first == 0 and len(records):
-            self.first = int(records["step"].min())
+        self.first = self.first or lowest
+        if len(self._changes) == CHANGES_HELD:
+            self._forgotten = self._changes.popleft()[0]
+        self.revision = next(_REVISIONS)
+        self._changes.append((self.revision, lowest))
+        self._head = None
         return records
+
+    def changed_since(self, revision: int) -> int:
+        """
+        The lowest step that was brought or changed after `revision`; that of the oldest step held where it is not known.
+        """
+        if revision < self._forgotten:
+            return max(self.first, self.last - self.capacity + 1)
+        return min((lowest for at, lowest in self._changes if at > revision), default=self.last + 1)
+
+    def copy_to(self, out: Records, first: int) -> None:
+        """
+        Copy the slots of the steps from `first` on to `out` (no longer than the ring): whatever they hold, be it an older step.
+        """
+        opaque, begin = out.view(OPAQUE), first % self.capacity
+        until_end = self.capacity - begin
+        if len(out) <= until_end:
+            opaque[:] = self._opaque[begin : begin + len(out)]
+        else:
+            opaque[:until_end] = self._opaque[begin:]
+            opaque[until_end:] = self._opaque[: len(out) - until_end]
 
     def take(self, steps: npt.NDArray[np.uint64]) -> Records:
         """
         Records of `steps`; all zero where there is none.
         """
-        records = self._ring[steps % np.uint64(self.capacity)]
-        records[records["step"] != steps] = np.zeros((), STEP_DTYPE)
-        return np.asarray(records)
+        opaque = self._opaque[(steps % np.uint64(self.capacity)).astype(np.intp)]
+        records = opaque.view(STEP_DTYPE)
+        opaque[records["step"] != steps] = np.zeros((), OPAQUE)
+        return records
 
     def tail(self, count: int) -> Records:
         """
@@ -74,9 +157,9 @@ class StepHistory:
         if self.last == 0:
             return np.zeros(0, STEP_DTYPE)
         first = max(1, self.last - min(count, self.capacity) + 1)
-        records = self.take(np.arange(first, self.last + 1, dtype=np.uint64))
-        held: Records = records[records["step"] > 0]
-        return held
+        records = np.empty(self.last - first + 1, STEP_DTYPE)
+        self.copy_to(records, first)
+        return _where(records, records["step"] == np.arange(first, self.last + 1, dtype=np.uint64))
 
     def newest(self) -> np.void | None:
         """
@@ -84,8 +167,25 @@ class StepHistory:
         """
         return self._ring[self.last % self.capacity].copy() if self.last else None
 
+    @property
+    def head(self) -> Head | None:
+        """The newest step in short; None before the first."""
+        if self._head is None and self.last:
+            self._head = Head._make(self._heads.item(self.last % self.capacity))
+        return self._head
+
     def backwards(self, count: int) -> Iterator[np.void]:
         """
         The newest records, newest first.
         """
         yield from self.tail(count)[::-1]
+
+
+def _where(records: Records, which: npt.NDArray[np.bool_]) -> Records:
+    """
+    The records for which it holds, without a copy where it holds for all.
+    """
+    if which.all():
+        return records
+    held: Records = np.ascontiguousarray(records).view(OPAQUE)[which].view(STEP_DTYPE)
+    return held

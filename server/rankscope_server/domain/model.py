@@ -110,7 +110,9 @@ class Evidence:
 
     values: tuple[RankValue, ...] = ()
     requests: tuple[str, ...] = ()
-    """Ids of requests concerned, worst first, at most eight; empty where it is not known which."""
+    """Ids of requests concerned, worst first (of drift: longest first), at most eight; empty where it is not known which."""
+    began_with: str = ""
+    """Of drift: the request with which it began, which may have ended since; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,138 @@
+"""
+Ranks that do not move with a step in flight: wedged if they have parted, stalled if nothing says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+
+from rankscope_exporter.contract import Guard, Phase, RankLife
+from rankscope_server.domain.alignment import newest_step
+from rankscope_server.domain.assessed import STICKY, Assessed, values_of
+from rankscope_server.domain.clock import Moment
+from rankscope_server.domain.facts import RankFacts, joined, seconds
+from rankscope_server.domain.model import Evidence, Finding, FindingKind, Severity
+
+WEDGE_SECONDS = 3.0
+"""
+Ranks that have parted and do not move for this long, or for ten usual steps, are wedged.
+"""
+
+STALL_SECONDS = 10.0
+"""
+Ranks that agree and do not move for this long, or for fifty usual steps, are stalled.
+"""
+
+STALL_CRITICAL = 6.0
+"""
+A stall of so many times its limit is critical.
+"""
+
+WARM_UP_STEPS, WARM_UP_SECONDS = 8, 90.0
+"""
+The first steps of an engine may compile: their limit is never below this.
+"""
+
+_PHASES: dict[int, str] = {
+    Phase.SCHEDULED: "scheduled",
+    Phase.STATE_UPDATED: "state updated",
+    Phase.DECIDED: "decided",
+}
+
+
+def usual_step_seconds(rank: RankFacts) -> float:
+    """
+    Median duration of a rank's last steps; 0 where none is known.
+    """
+    records = rank.history.tail(64)
+    done = records[records["phase"] == Phase.DONE]
+    if len(done) == 0:
+        return 0.0
+    return float(np.median((done["end_ns"] - done["begin_ns"]).astype(np.int64))) / 1e9
+
+
+def assess_motion(
+    group: Sequence[RankFacts],
+    kinds: AbstractSet[FindingKind],
+    known: Mapping[tuple[FindingKind, int], Finding],
+    now: Moment,
+) -> Iterator[Assessed]:
+    """
+    Whether the ranks of a group are stuck; `kinds` are the findings that hold for it now, `known` those that did before.
+    """
+    dp = group[0].id.dp_rank
+    stuck = [rank for rank in group if rank.in_flight]
+    if not stuck or any(rank.report.life is RankLife.STOPPED for rank in group):
+        return
+    frozen = min(rank.quiet_seconds for rank in group)
+    step = min(rank.history.last for rank in stuck)
+    since = now.unix - frozen
+    if not kinds.isdisjoint(STICKY):
+        # A wedge that was seen before the last process ended is not undone by it.
+        held = (FindingKind.WEDGED, dp) in known and frozen > 1.0
+        if held or (frozen >= WEDGE_SECONDS and frozen >= _wedge_limit(group, kinds)):
+            evidence = Evidence(values_of(group, (_standing(rank) for rank in group)), _requests(known, dp))
+            sentence = _wedge_sentence(group, frozen)
+            yield Assessed(FindingKind.WEDGED, dp, Severity.CRITICAL, sentence, step, tuple(stuck), since, evidence)
+        return
+    if any(rank.report.life is RankLife.GONE or rank.failure is not None for rank in group):
+        return  # that a process is gone, or its step failed, says it better
+    if frozen < STALL_SECONDS:
+        return
+    limit = _limit(group, STALL_SECONDS, 50)
+    if frozen >= limit:
+        severity = Severity.CRITICAL if frozen >= STALL_CRITICAL * limit else Severity.WARNING
+        sentence = f"no rank has moved for {seconds(frozen)} with step {step} in flight on {joined(r.label for r in stuck)}; no disagreement is known"
+        evidence = Evidence(values_of(group, (_standing(rank) for rank in group)))
+        yield Assessed(FindingKind.STALLED, dp, severity, sentence, step, tuple(stuck), since, evidence)
+
+
+def _wedge_limit(group: Sequence[RankFacts], kinds: AbstractSet[FindingKind]) -> float:
+    return WEDGE_SECONDS if FindingKind.GUARD_DISAGREEMENT in kinds else _limit(group, WEDGE_SECONDS, 10)
+
+
+def _limit(group: Sequence[RankFacts], least: float, steps: float) -> float:
+    usual = max(usual_step_seconds(rank) for rank in group)
+    warming = newest_step([rank.history for rank in group]) <= WARM_UP_STEPS
+    return max(least, steps * min(usual, 6.0), WARM_UP_SECONDS if warming else 0.0)
+
+
+def _requests(known: Mapping[tuple[FindingKind, int], Finding], dp: int) -> tuple[str, ...]:
+    """
+    The requests of the disagreement that a wedge goes back to.
+    """
+    findings = (known.get((kind, dp)) for kind in STICKY)
+    return next((f.evidence.requests for f in findings if f is not None and f.evidence.requests), ())
+
+
+def _standing(rank: RankFacts) -> str:
+    """
+    Where a rank stands: `in step 412, decided, for 14 s`.
+    """
+    head = rank.history.head
+    if head is None:
+        return "has begun no step"
+    quiet = seconds(rank.quiet_seconds)
+    if not rank.in_flight:
+        return f"after step {head.step}, for {quiet}"
+    return f"in step {head.step}, {_PHASES.get(head.phase, 'unknown')}, for {quiet}"
+
+
+def _wedge_sentence(group: Sequence[RankFacts], frozen: float) -> str:
+    senders = [rank for rank in group if rank.phase is Phase.DECIDED and _newest_guard(rank) == Guard.BROADCAST]
+    others = [rank for rank in group if rank not in senders]
+    parts = []
+    if senders:
+        parts.append(
+            f"{joined(r.label for r in senders)} posted the broadcast of step {senders[0].history.last} and never came back"
+        )
+    for rank in others:
+        where = "in" if rank.in_flight else "after"
+        parts.append(f"{rank.label} is {where} step {rank.history.last}")
+    return f"{'; '.join(parts)}: no rank has moved for {seconds(frozen)}, and none will until the engine is restarted"
+
+
+def _newest_guard(rank: RankFacts) -> int:
+    head = rank.history.head
+    return head.guard if head is not None else int(Guard.NONE)
