@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fake_rankscope import ALL_VIEWS, CSP, FakeRankscope, growing_series
+from fake_reports import fill
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -85,6 +86,7 @@ def site(serve: Callable[[FakeRankscope], Site]) -> Site:
     """
     fake = FakeRankscope(tuple(make() for make in ALL_VIEWS), now=time.time())
     fake.draw(growing_series(fake.now))
+    fill(fake)
     return serve(fake)
 
 

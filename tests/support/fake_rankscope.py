@@ -9,6 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from rankscope_server.domain.alert import AlertsView
+from rankscope_server.domain.incident import IncidentCard, IncidentLife, IncidentView
 from rankscope_server.domain.model import (
     ActedMark,
     AuditRow,
@@ -17,6 +19,7 @@ from rankscope_server.domain.model import (
     DeviceView,
     EngineCard,
     EngineView,
+    Evidence,
     ExchangeView,
     Finding,
     FindingKind,
@@ -26,6 +29,7 @@ from rankscope_server.domain.model import (
     HostLengths,
     QueueView,
     RankId,
+    RankValue,
     RankView,
     RequestView,
     Series,
@@ -35,6 +39,7 @@ from rankscope_server.domain.model import (
     StripCell,
     ToggleProgress,
 )
+from rankscope_server.domain.outlook import Forecast, Outlook
 from rankscope_server.domain.ports import ToggleOutcome, TogglePlan
 
 NOW = 1_780_000_000.0
@@ -50,6 +55,16 @@ ENGINES = {
     "v2-drift": "2f7c60ab19d84e01",
     "v2-failed": "d8813fe0427b4b6c",
 }
+INCIDENTS = {
+    "wedge": "i-20260528-202421-91be",
+    "baseline": "i-20260528-202600-7c1d",
+    "dark": "i-20260528-202553-51d0",
+    "canary": "i-20260528-202105-a05f",
+    "steady": "i-20260528-184213-0b9f",
+}
+"""
+Those that have a page in `fake_reports`, by deployment.
+"""
 MODEL = "meta-llama/Llama-3.3-70B-Instruct"
 HOOKS = ("execute_model", "update_states", "guard", "collective", "sample")
 
@@ -153,6 +168,13 @@ def finding(kind: FindingKind, sentence: str, step: int | None, **changes: objec
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
+def said(*words: str, requests: tuple[str, ...] = ()) -> Evidence:
+    """
+    What each rank said, in order, and the requests concerned.
+    """
+    return Evidence(tuple(RankValue(RankId(0, pp, 0), f"pp{pp}", value) for pp, value in enumerate(words)), requests)
+
+
 def drifting() -> EngineView:
     """
     Drift grows on the first rank; the fix is there to be turned on.
@@ -180,10 +202,16 @@ def drifting() -> EngineView:
                 "pp0 believes up to 37 more output tokens than the scheduler, on 6 of 8 requests.",
                 371,
                 severity=Severity.WARNING,
+                found_unix=NOW - 39.7,
+                evidence=said(
+                    "+37 tokens in 6 requests", "no drift", requests=tuple(row.request_id for row in requests[:3])
+                ),
             ),
         ),
         ranks=(rank(0, drift_max=37, drifting=6, masked=1), rank(1)),
         requests=requests,
+        forecast=Forecast(Outlook.IN_SIGHT, "1 of 8 requests masked, 0.4 new a second", 44.0, 168.0, "pp0"),
+        incident=INCIDENTS["baseline"],
     )
 
 
@@ -239,12 +267,28 @@ def wedged() -> EngineView:
         "Wedged at step 72: pp1 waits in a broadcast that pp0 skipped.",
         data_age_seconds=0.4,
         findings=(
-            finding(FindingKind.WEDGED, "No rank has advanced for 94 s while a step is in flight.", 72),
-            finding(FindingKind.GUARD_DISAGREEMENT, "At step 72 pp0 decided to skip, pp1 to broadcast.", 72),
+            finding(
+                FindingKind.WEDGED,
+                "No rank has advanced for 94 s while a step is in flight.",
+                72,
+                evidence=said("in step 73, state updated, for 94 s", "in step 72, decided, for 94 s"),
+            ),
+            finding(
+                FindingKind.GUARD_DISAGREEMENT,
+                "At step 72 pp0 decided to skip, pp1 to broadcast.",
+                72,
+                found_unix=NOW - 39.6,
+                evidence=said(
+                    "skips the collective, all 8 requests masked",
+                    "broadcasts, none of 8 requests masked",
+                    requests=("cmpl-00a3f09c11d2-0", "cmpl-00a3f09c30c1-0"),
+                ),
+            ),
             finding(
                 FindingKind.MASK_DISAGREEMENT,
                 "At step 66 a request was masked on pp0 and not on pp1: its output is wrong from there.",
                 66,
+                evidence=said("1 of 8 requests masked", "none of 8 requests masked", requests=("cmpl-00a3f09c11d2-0",)),
             ),
             finding(
                 FindingKind.DRIFT,
@@ -283,6 +327,7 @@ def wedged() -> EngineView:
             can_turn_on=False,
             refusal="The engine is wedged: the fix does not revive it. Restart vLLM, then turn the fix on.",
         ),
+        incident=INCIDENTS["wedge"],
     )
 
 
@@ -339,6 +384,7 @@ def blind() -> EngineView:
             "cannot be turned on here. Still observed: steps and batches. Not observed: request-state lengths and drift, guard "
             "decisions and masked requests. Run rankscope-exporter doctor beside vLLM and report what it prints."
         ),
+        incident=INCIDENTS["dark"],
     )
 
 
@@ -411,6 +457,7 @@ def half_fixed() -> EngineView:
         findings=(finding(FindingKind.MITIGATION_MIXED, sentence, 402),),
         ranks=(rank(0, key="44d1-0", fix_state="applied"), rank(1, key="44d1-1")),
         fix=fix("mixed", can_turn_on=True, can_turn_off=True),
+        forecast=Forecast(Outlook.NOT_IN_SIGHT, "no request drifts on pp1"),
     )
 
 
@@ -481,6 +528,7 @@ def v2_drifting() -> EngineView:
             v2_rank(0, key="2f7c-0", drift_max=5, drifting=2, device=sampled),
             v2_rank(1, key="2f7c-1", drift_max=0, drifting=0, device=clean),
         ),
+        forecast=Forecast(Outlook.UNKNOWN, "on V2 request lengths are on the device"),
     )
 
 
@@ -554,6 +602,8 @@ def card(
                 engine.ranks[0].steps_per_second if engine.ranks else None,
                 engine.headline,
                 engine.fix.state,
+                forecast=engine.forecast,
+                incident=engine.incident,
             ),
         ),
         sparkline=values,
@@ -573,6 +623,9 @@ class FakeRankscope:
         self.engines: dict[tuple[str, str], EngineView] = {}
         self.cards: dict[str, DeploymentCard] = {}
         self.rows: list[AuditRow] = []
+        self.reports: dict[str, IncidentView] = {}
+        self.captures: dict[tuple[str, int], bytes] = {}
+        self.alerting = AlertsView((), (), ())
         self.drift = Series()
         self.refusal = ""
         self.unsent: tuple[str, ...] = ()
@@ -648,6 +701,45 @@ class FakeRankscope:
         What was put in place.
         """
         return tuple(self.rows[:limit])
+
+    def report(self, incident: IncidentView) -> None:
+        """
+        Put an incident in place.
+        """
+        self.reports[incident.card.id] = incident
+        self.version += 1
+
+    def alert(self, alerting: AlertsView) -> None:
+        """
+        Put the alerts in place.
+        """
+        self.alerting = alerting
+        self.version += 1
+
+    async def incidents(self, limit: int, deployment: str | None = None) -> tuple[IncidentCard, ...]:
+        """
+        What was put in place, in the order of the port.
+        """
+        cards = [view.card for view in self.reports.values() if deployment in (None, view.card.deployment)]
+        return tuple(sorted(cards, key=lambda card: (card.life is IncidentLife.CLOSED, -card.opened_unix))[:limit])
+
+    async def incident(self, incident: str) -> IncidentView | None:
+        """
+        What was put in place.
+        """
+        return self.reports.get(incident)
+
+    async def capture(self, incident: str, number: int) -> bytes | None:
+        """
+        What was put in place.
+        """
+        return self.captures.get((incident, number))
+
+    async def alerts(self) -> AlertsView:
+        """
+        What was put in place.
+        """
+        return self.alerting
 
     def plan_toggle(self, deployment: str, engine: str | None, *, desired: bool) -> TogglePlan | None:
         """
@@ -767,6 +859,7 @@ def main() -> None:
     from pathlib import Path
 
     import uvicorn
+    from fake_reports import fill
     from fastapi import FastAPI, Request, Response
 
     from rankscope_server.web import install
@@ -774,7 +867,7 @@ def main() -> None:
     root = Path(__file__).parents[2]
     fake = FakeRankscope(tuple(make() for make in ALL_VIEWS), now=time.time())
     fake.draw(growing_series(time.time()))
-    fake.rows = list(applied().audit)
+    fill(fake)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
 
     @app.middleware("http")

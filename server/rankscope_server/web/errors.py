@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rankscope_server.web.counts import UNKNOWN_COUNTS, Counts, LiveCounts
 from rankscope_server.web.templating import Templates
 
 REMEDIES = {
-    404: "Check the address, or start from the fleet page. An engine leaves its address when vLLM is restarted: it comes back under a new one.",
+    404: "Check the address, or start from the fleet page. An engine leaves its address when vLLM is restarted: it comes back under a new one. Incidents are listed on their own page.",
     405: "This address does not take this method; the API page lists what each one takes.",
     409: "The reason above says what to do instead.",
     422: "Check the fields named above and send the request again.",
@@ -27,12 +28,14 @@ REMEDIES = {
 log = structlog.get_logger(__name__)
 
 
-def install_error_handlers(app: FastAPI, templates: Templates) -> None:
+def install_error_handlers(app: FastAPI, templates: Templates, live_counts: LiveCounts) -> None:
     """
     Answer every error of `app` in the form that the asker reads.
     """
 
-    def answer(request: Request, code: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    def answer(
+        request: Request, code: int, detail: str, headers: dict[str, str] | None = None, counts: Counts = UNKNOWN_COUNTS
+    ) -> Response:
         if wants_json(request):
             return JSONResponse({"detail": detail}, code, headers)
         context = {
@@ -41,20 +44,22 @@ def install_error_handlers(app: FastAPI, templates: Templates) -> None:
             "detail": detail,
             "remedy": REMEDIES.get(code, ""),
             "page": "",
+            "counts": counts,
         }
         if "HX-Request" in request.headers:
             return HTMLResponse(templates.block("error.html", "problem", **context), code, headers)
         return HTMLResponse(templates.page("error.html", **context), code, headers)
 
-    def on_http_error(request: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         known = cast("HTTPException", error)
         detail = known.detail
         if detail == HTTPStatus(known.status_code).phrase:
             detail = f"There is nothing at {request.url.path}." if known.status_code == 404 else f"{detail}."
-        return answer(request, known.status_code, detail, dict(known.headers or {}))
+        return answer(request, known.status_code, detail, dict(known.headers or {}), await live_counts.now())
 
-    def on_invalid(request: Request, error: Exception) -> Response:
-        return answer(request, 422, describe_invalid(cast("RequestValidationError", error)))
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        detail = describe_invalid(cast("RequestValidationError", error))
+        return answer(request, 422, detail, counts=await live_counts.now())
 
     def on_crash(request: Request, error: Exception) -> Response:
         # The error goes on to the HTTP server, which logs the trace.

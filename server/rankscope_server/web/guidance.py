@@ -4,12 +4,17 @@ What the reader should do next, and the order of need.
 
 from dataclasses import dataclass
 
-from rankscope_server.domain.model import DeploymentCard, EngineView, FleetView, State
+from rankscope_server.domain.model import DeploymentCard, EngineCard, EngineView, FleetView, State
+from rankscope_server.domain.outlook import Outlook
 from rankscope_server.web.links import engine_path, fix_question
 
 NEEDS_SOMEBODY = State.BLIND
 """
 The mildest state in which somebody should look.
+"""
+AT_RISK = {State.DRIFTING, State.MITIGATION_MIXED, State.OUTPUT_WRONG}
+"""
+States in which ranks have not parted, and may.
 """
 
 
@@ -70,6 +75,17 @@ def needs_somebody(state: State) -> bool:
     Whether somebody should look at what is in this state.
     """
     return state >= NEEDS_SOMEBODY
+
+
+def foresees(engine: EngineView | EngineCard) -> bool:
+    """
+    Whether a forecast is worth saying: a wedge is in sight, or something is wrong that may lead to one.
+
+    Ranks that have parted are beyond what it foresees; their state says so.
+    """
+    if engine.ended or engine.state >= State.PARTED:
+        return False
+    return engine.forecast.outlook is Outlook.IN_SIGHT or engine.state in AT_RISK
 
 
 def assess_card(card: DeploymentCard) -> NextStep | None:

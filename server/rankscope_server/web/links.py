@@ -34,6 +34,48 @@ def fix_question(deployment: str, engine: str | None, *, desired: bool) -> str:
     return f"{fix_path(deployment, engine)}?desired={'on' if desired else 'off'}"
 
 
+def incidents_path() -> str:
+    """
+    The list of incidents.
+    """
+    return "/incidents"
+
+
+def incident_path(incident: str) -> str:
+    """
+    The page of an incident.
+    """
+    return f"{incidents_path()}/{_segment(incident)}"
+
+
+def capture_path(incident: str, number: int) -> str:
+    """
+    A frozen copy of flight records, as a zip file.
+    """
+    return f"{api_path(incident_path(incident))}/captures/{number}.zip"
+
+
+def trace_path(incident: str) -> str:
+    """
+    The newest copy as a trace for Perfetto.
+    """
+    return f"{api_path(incident_path(incident))}/trace.json"
+
+
+def export_path(incident: str) -> str:
+    """
+    An incident with everything that its page shows.
+    """
+    return f"{api_path(incident_path(incident))}/export.json"
+
+
+def alerts_path() -> str:
+    """
+    The alerts and their receivers.
+    """
+    return "/alerts"
+
+
 def stream_path(page: str) -> str:
     """
     The live stream of a page.

@@ -4,14 +4,15 @@ The fragments of a live page, rendered once per version however many people watc
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TypeVar
 
 from markupsafe import Markup
 
-from rankscope_server.domain.model import DeploymentCard, EngineView, FleetView, Series
+from rankscope_server.domain.model import DeploymentCard, EngineCard, EngineView, FleetView, Series, State
+from rankscope_server.domain.outlook import Outlook
 from rankscope_server.domain.ports import Rankscope
 from rankscope_server.web.drift_table import tabulate_drift
+from rankscope_server.web.fragments import Fragment, digest, make_fragment
 from rankscope_server.web.guidance import order_by_need, summarise
 from rankscope_server.web.links import element_id
 from rankscope_server.web.recent import recent_series
@@ -39,21 +40,6 @@ ENGINE_FRAGMENTS = {
 """
 Blocks of the engine page that live, with the least time between two sendings (s): what is urgent is never held back.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Fragment:
-    """
-    A part of a page that is replaced when it changes.
-    """
-
-    id: str
-    """Id of its outermost element."""
-    html: str
-    fingerprint: bytes
-    pace_seconds: float = 0.0
-    covers: tuple[str, ...] = ()
-    """Fragments that are inside this one: sent with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +136,8 @@ class LiveFragments:
         listing = self._templates.block("fleet.html", "deployments", deployments=ordered, rendered=self._card_markup())
         order = "\n".join(card.id for card in cards)
         return (
-            _fragment("fleet-summary", summary),
-            Fragment("fleet-deployments", listing, _digest(order), covers=tuple(card.id for card in cards)),
+            make_fragment("fleet-summary", summary),
+            Fragment("fleet-deployments", listing, digest(order), covers=tuple(card.id for card in cards)),
             *cards,
         )
 
@@ -162,64 +148,30 @@ class LiveFragments:
         ):
             return kept
         html = self._templates.block("fleet.html", "deployment", card=card)
-        return RenderedCard(card, now_unix, _fragment(element_id("deployment", card.name), html))
+        return RenderedCard(card, now_unix, make_fragment(element_id("deployment", card.name), html))
 
     def _render_engine(self, view: EngineView, series: Series) -> tuple[Fragment, ...]:
         context = {"view": view, "table": tabulate_drift(series)}
         return tuple(
-            _fragment(f"engine-{name.replace('_', '-')}", self._templates.block("engine.html", name, **context), pace)
+            make_fragment(
+                f"engine-{name.replace('_', '-')}", self._templates.block("engine.html", name, **context), pace
+            )
             for name, pace in ENGINE_FRAGMENTS.items()
         )
 
 
 def urgent(before: DeploymentCard, now: DeploymentCard) -> bool:
     """
-    Whether a card has changed in a way that is shown at once: state, problems, fix, or which engines there are.
+    Whether a card has changed in a way that is shown at once: state, problems, fix, which engines there are and how
+    they stand.
     """
     return any(
         getattr(before, name) != getattr(now, name) for name in ("state", "problems", "fix_state", "unknown_code")
-    ) or [(engine.engine, engine.state) for engine in before.engines] != [
-        (engine.engine, engine.state) for engine in now.engines
-    ]
+    ) or [_standing(engine) for engine in before.engines] != [_standing(engine) for engine in now.engines]
 
 
-class Outbox:
-    """
-    Remembers what one stream has sent, and picks what has to be sent now.
-    """
-
-    def __init__(self) -> None:
-        self._sent: dict[str, tuple[bytes, float]] = {}
-
-    def due(self, fragments: tuple[Fragment, ...], now_seconds: float) -> list[Fragment]:
-        """
-        Fragments that differ from what was sent last, less those that were sent too short a time ago.
-
-        What is returned counts as sent. `now_seconds` is any clock that does not go back.
-        """
-        covered: set[str] = set()
-        due: list[Fragment] = []
-        for fragment in fragments:
-            if fragment.id in covered:
-                self._sent[fragment.id] = (fragment.fingerprint, now_seconds)
-                continue
-            sent = self._sent.get(fragment.id)
-            if sent is not None:
-                fingerprint, at = sent
-                if fingerprint == fragment.fingerprint or now_seconds - at < fragment.pace_seconds:
-                    continue
-            self._sent[fragment.id] = (fragment.fingerprint, now_seconds)
-            covered.update(fragment.covers)
-            due.append(fragment)
-        return due
-
-
-def _fragment(identity: str, html: str, pace_seconds: float = 0.0) -> Fragment:
-    return Fragment(identity, html, _digest(html), pace_seconds)
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=12).digest()
+def _standing(engine: EngineCard) -> tuple[str, State, Outlook, str]:
+    return engine.engine, engine.state, engine.forecast.outlook, engine.incident
 
 
 def _keep(kept: OrderedDict[tuple[str, str], Kept], key: tuple[str, str], value: Kept) -> None:

@@ -2,12 +2,16 @@
 Values to what people read: numbers, ages, times, names. Unknown is said as unknown.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from rankscope_server.domain.model import ActedMark, State, ToggleProgress
+from rankscope_server.domain.alert import AlertState, AlertView, ReceiverView
+from rankscope_server.domain.incident import IncidentCard, IncidentLife
+from rankscope_server.domain.model import ActedMark, Severity, State, ToggleProgress
+from rankscope_server.domain.outlook import Forecast
 
 UNKNOWN = Markup('<span class="unknown">unknown</span>')
 
@@ -25,6 +29,17 @@ TONES = {
 }
 """
 Which colours a state wears; its shape is its own.
+"""
+
+SEVERITY_TONES = {Severity.WARNING: "warning", Severity.CRITICAL: "critical"}
+LIFE_TONES = {
+    IncidentLife.WORSENING: "critical",
+    IncidentLife.WEDGED: "critical",
+    IncidentLife.RECOVERED: "good",
+    IncidentLife.CLOSED: "quiet",
+}
+"""
+The same for incidents; one that is merely open wears the colours of its severity.
 """
 
 ENGINE_ID_CHARACTERS = 18
@@ -101,6 +116,72 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}\N{NO-BREAK SPACE}h"
 
 
+def span(earliest_seconds: float, latest_seconds: float) -> str:
+    """
+    When something comes, between two times from now: never narrower than what was said.
+    """
+    early, early_unit = _coarse(earliest_seconds, math.floor)
+    late, late_unit = _coarse(latest_seconds, math.ceil)
+    if early == 0:
+        return f"within {late}\N{NO-BREAK SPACE}{late_unit}"
+    if (early, early_unit) == (late, late_unit):
+        return f"in about {late}\N{NO-BREAK SPACE}{late_unit}"
+    first = f"{early}" if early_unit == late_unit else f"{early}\N{NO-BREAK SPACE}{early_unit}"
+    return f"in {first} to {late}\N{NO-BREAK SPACE}{late_unit}"
+
+
+def _coarse(seconds: float, rounded: Callable[[float], int]) -> tuple[int, str]:
+    """
+    A span in few digits, so that it does not flicker as it is estimated anew.
+    """
+    if seconds < 20:
+        return rounded(max(0.0, seconds)), "s"
+    if seconds <= 90:
+        return rounded(seconds / 5) * 5, "s"
+    if seconds <= 5400:
+        return rounded(seconds / 60), "min"
+    return rounded(seconds / 3600), "h"
+
+
+def forecast_phrase(forecast: Forecast) -> str:
+    """
+    What is in sight, and when; only for a forecast whose outlook is `in sight`.
+    """
+    where = f" on {forecast.rank}" if forecast.rank else ""
+    earliest, latest = forecast.earliest_seconds or 0.0, forecast.latest_seconds
+    if latest is not None:
+        when = span(earliest, latest)
+    else:
+        size, unit = _coarse(earliest, math.floor)
+        when = f"in {size}\N{NO-BREAK SPACE}{unit} or later"
+    return f"all requests masked{where} {when}"
+
+
+def elapsed(seconds: float) -> str:
+    """
+    A time after another one: `+41 s`, `+2 min 5 s`.
+    """
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"+{whole}\N{NO-BREAK SPACE}s"
+    if whole < 7200:
+        rest = f" {whole % 60}\N{NO-BREAK SPACE}s" if whole % 60 else ""
+        return f"+{whole // 60}\N{NO-BREAK SPACE}min{rest}"
+    rest = f" {whole % 3600 // 60}\N{NO-BREAK SPACE}min" if whole % 3600 // 60 else ""
+    return f"+{whole // 3600}\N{NO-BREAK SPACE}h{rest}"
+
+
+def file_size(size_bytes: int) -> str:
+    """
+    The size of a file, as file managers tell it.
+    """
+    if size_bytes < 1000:
+        return f"{size_bytes}\N{NO-BREAK SPACE}B"
+    if size_bytes < 1_000_000:
+        return f"{size_bytes / 1000:.0f}\N{NO-BREAK SPACE}kB"
+    return f"{size_bytes / 1_000_000:.1f}\N{NO-BREAK SPACE}MB"
+
+
 def is_fresh(seconds: float | None) -> bool:
     """
     Whether data of this age may be called live.
@@ -135,6 +216,40 @@ def tone(state: State) -> str:
     return TONES[state]
 
 
+def life_tone(card: IncidentCard) -> str:
+    """
+    Which colours an incident wears.
+    """
+    return LIFE_TONES.get(card.life, SEVERITY_TONES[card.severity])
+
+
+def alert_tone(alert: AlertView) -> str:
+    """
+    Which colours an alert wears: those of its severity only while somebody is told.
+    """
+    return SEVERITY_TONES[alert.severity] if alert.state is AlertState.FIRING else "quiet"
+
+
+def severity_tone(severity: Severity) -> str:
+    """
+    Which colours a severity wears.
+    """
+    return SEVERITY_TONES[severity]
+
+
+def receiver_state(receiver: ReceiverView) -> str:
+    """
+    How a receiver does, in words: nothing that was never tried is called healthy.
+    """
+    match receiver.healthy:
+        case None:
+            return "not used yet"
+        case True:
+            return "takes alerts"
+        case False:
+            return "failing"
+
+
 def slug(words: str) -> str:
     """
     Words as part of a class or symbol name.
@@ -146,12 +261,16 @@ def sentence(text: str) -> str:
     """
     A phrase as a sentence: a capital first, a full stop last.
     """
-    text = text.strip()
-    first_word = text.partition(" ")[0].rstrip(",:;")
-    # Names keep their case, as they are written everywhere else: pp0, vLLM, http://node.
-    if first_word.isalpha() and first_word.islower():
-        text = text[:1].upper() + text[1:]
+    text = capital(text.strip())
     return text if not text or text[-1] in ".!?" else f"{text}."
+
+
+def capital(text: str) -> str:
+    """
+    A phrase with a capital first, unless it begins with a name: pp0, vLLM, http://node are written alike everywhere.
+    """
+    first_word = text.partition(" ")[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if first_word.isalpha() and first_word.islower() else text
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_rankscope import ALL_VIEWS, FakeRankscope
+from fake_reports import fill
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -29,7 +30,9 @@ def fake() -> FakeRankscope:
     """
     Every state there is.
     """
-    return FakeRankscope(tuple(make() for make in ALL_VIEWS))
+    shown = FakeRankscope(tuple(make() for make in ALL_VIEWS))
+    fill(shown)
+    return shown
 
 
 @pytest.fixture

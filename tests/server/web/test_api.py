@@ -107,7 +107,11 @@ def test_description(client: TestClient) -> None:
     paths = client.get("/api/v1/openapi.json").json()["paths"]
     assert set(paths) == {
         "/api/v1/fleet",
+        "/api/v1/alerts",
         "/api/v1/audit",
+        "/api/v1/incidents",
+        "/api/v1/incidents/{incident}",
+        "/api/v1/incidents/{incident}/captures/{number}.zip",
         "/api/v1/deployments/{deployment}/fix",
         "/api/v1/deployments/{deployment}/engines/{engine}",
         "/api/v1/deployments/{deployment}/engines/{engine}/series",

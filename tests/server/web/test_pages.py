@@ -71,6 +71,7 @@ def test_static_files_are_named_by_content(client: TestClient) -> None:
 
 def test_audit(client: TestClient, fake: FakeRankscope) -> None:
     """The audit page shows who did what."""
+    fake.rows = []
     assert "Nothing yet" in client.get("/audit").text
     fake.rows = list(views.applied().audit)
     assert "mira" in client.get("/audit").text
@@ -79,7 +80,7 @@ def test_audit(client: TestClient, fake: FakeRankscope) -> None:
 def test_api_page_lists_operations(client: TestClient) -> None:
     """The API page lists each operation of the API, and no page."""
     html = client.get("/api").text
-    assert html.count('class="panel operation"') == 7
+    assert html.count('class="panel operation"') == 11
     assert "POST" in html
 
 

@@ -13,12 +13,12 @@ from rankscope_server.domain.model import Series, State, ToggleProgress
 from rankscope_server.web import words
 from rankscope_server.web.chart_feed import ChartFeed
 from rankscope_server.web.drift_table import tabulate_drift
+from rankscope_server.web.fragments import Fragment, Outbox
 from rankscope_server.web.guidance import assess_card, assess_engine, order_by_need, summarise
 from rankscope_server.web.links import element_id
-from rankscope_server.web.live import Fragment, Outbox
 from rankscope_server.web.recent import from_first_sample
 from rankscope_server.web.sparkline import draw_sparkline
-from rankscope_server.web.streams import announce
+from rankscope_server.web.streams import announce, announce_all
 from rankscope_server.web.strip import draw_strip
 
 
@@ -317,7 +317,15 @@ def test_long_ids_keep_both_ends() -> None:
 
 def test_announcements() -> None:
     """A change of state is said; what a page says already is not."""
-    assert announce({}, {"a": State.WEDGED}) == []
-    assert announce({"a": State.HEALTHY, "b": State.IDLE}, {"a": State.DRIFTING, "b": State.IDLE}) == [
-        "a is now drifting."
+    assert announce({}, {"a": "wedged"}) == []
+    assert announce({"a": "healthy", "b": "idle"}, {"a": "drifting", "b": "idle"}) == ["a is now drifting."]
+
+
+def test_announcements_of_a_list_that_grows() -> None:
+    """What is new in a list is said, after the first look; what is called alike is told apart by its id."""
+    first = {"i-1": ("drift on a", "open")}
+    assert announce_all(None, first) == []
+    assert announce_all(first, {"i-1": ("drift on a", "recovered"), "i-2": ("drift on a", "open")}) == [
+        "drift on a is now recovered.",
+        "New: drift on a, open.",
     ]

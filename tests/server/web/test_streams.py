@@ -20,7 +20,7 @@ def test_begins_with_everything(follow, fake: FakeRankscope) -> None:  # type: i
     async def body(reader) -> None:  # type: ignore[no-untyped-def]
         fragments = await reader.next()
         assert fragments.name == ""
-        assert fragments.data.count("<hx-partial") == 9
+        assert fragments.data.count("<hx-partial") == 11  # Nine of the page, and two counts beside the links.
         assert len((await reader.next("series")).json()["times"]) == 10
         assert (await reader.next("heartbeat")).json() == {"version": fake.version, "data_age_seconds": 0.3}
 
@@ -89,7 +89,7 @@ def test_fleet_sends_one_card(follow, fake: FakeRankscope) -> None:  # type: ign
 
     async def body(reader) -> None:  # type: ignore[no-untyped-def]
         first = await reader.next("")
-        assert first.data.count("<hx-partial") == 2
+        assert first.data.count("<hx-partial") == 4
         fake.now += 1  # Figures and sentences of a card may lag by a second.
         fake.show(dataclasses.replace(views.drifting(), headline="Still drifting."))
         changed = await reader.next("")

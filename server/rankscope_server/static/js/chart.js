@@ -3,6 +3,7 @@
   const TRACES = 6;
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
   const WINDOW_SECONDS = 900;
+  const AXIS_FONT = "12px system-ui, sans-serif";
   const PLOT_HEIGHT = 226; // As --plot-height says; the legend comes below it.
 
   const colour = (name) => {
@@ -34,13 +35,19 @@
 
     const clock = (at, step) =>
       new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined });
+    // Half of a time's label stands out beyond the last tick.
+    const labelWidth = () => {
+      const context = document.createElement("canvas").getContext("2d");
+      context.font = AXIS_FONT;
+      return context.measureText(clock(data[0][0] ?? 0, 1)).width;
+    };
     const last = (column) => column[column.length - 1];
     const size = () => ({ width: holder.clientWidth, height: PLOT_HEIGHT });
     const axis = (more) => ({
       stroke: () => palette["--muted"],
       grid: { stroke: () => palette["--rule"], width: 1 },
       ticks: { stroke: () => palette["--rule"], width: 1, size: 4 },
-      font: "12px system-ui, sans-serif",
+      font: AXIS_FONT,
       ...more,
     });
     // Values that stand alone between unknown ones have no line to be seen by.
@@ -80,10 +87,10 @@
       holder.replaceChildren();
       plot = new uPlot({
         ...size(),
-        padding: [8, 28, 0, 0],
+        padding: [8, Math.ceil(labelWidth() / 2) + 4, 0, 0],
         cursor: { drag: { x: true, y: false } },
         scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(8, (high ?? 0) * 1.08)] } },
-        axes: [axis({ space: 70, values: (_, marks, __, ___, step) => marks.map((at) => clock(at, step)) }), axis({ size: 44, space: 34 })],
+        axes: [axis({ space: Math.ceil(labelWidth()) + 16, values: (_, marks, __, ___, step) => marks.map((at) => clock(at, step)) }), axis({ size: 44, space: 34 })],
         series: [
           { label: "Time", value: (self, at) => clock(at ?? last(self.data[0]), 1) },
           ...labels.map((label, index) => ({
