@@ -452,3 +452,31 @@ def _drift_last(
     if any(finding.open for finding in drifts):
         return None
     return last_drifting_step(engine) if any(finding in drifts for finding in over) else incident.drift_last
+
+
+def resume(older: Incident, newer: Incident) -> Incident:
+    """
+    One incident out of two on the same engine: what the store had kept, and what was opened before the store could be read.
+    """
+    begun = {key_of(finding): finding for finding in older.findings}
+    renewed = {key_of(finding): finding for finding in newer.findings}
+    findings = [
+        _renewed(finding, renewed[key]) if key in renewed and renewed[key].open else finding
+        for key, finding in begun.items()
+    ]
+    joined = dataclasses.replace(
+        newer,
+        id=older.id,
+        opened_unix=older.opened_unix,
+        changed_unix=older.changed_unix,
+        level=older.level or newer.level,
+        generation=older.generation,
+        unseen=older.unseen,
+        findings=(*findings, *(finding for key, finding in renewed.items() if key not in begun)),
+        timeline=older.timeline,
+        left_out=older.left_out,
+        acted=tuple({mark.generation: mark for mark in (*older.acted, *newer.acted)}.values()),
+        captures=(*older.captures, *newer.captures),
+        capture_reasons=tuple(dict.fromkeys((*older.capture_reasons, *newer.capture_reasons))),
+    )
+    return note(joined, *newer.timeline)

@@ -105,3 +105,24 @@ notifications = sa.Table(
     sa.Column("outcome", sa.String(16), nullable=False, index=True),  # waiting, delivered or given up
     sa.Column("settled", sa.Float),
 )
+
+incidents = sa.Table(
+    "incidents",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("deployment", sa.String(64), nullable=False, index=True),
+    sa.Column("engine", sa.String(256), nullable=False),
+    sa.Column("opened", sa.Float, nullable=False, index=True),
+    sa.Column("closed", sa.Float, index=True),
+    sa.Column("state", sa.Text, nullable=False),  # all of it, as JSON
+)
+
+captures = sa.Table(
+    "captures",
+    metadata,
+    sa.Column("incident", sa.String(64), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
