@@ -1,0 +1,3 @@
+"""
+Commands of `rankscope`, one to a module.
+"""
