@@ -34,6 +34,10 @@ CLEAR_SECONDS = 8.0
 """
 No exporter is silent from so long before a fault: what cannot be read cannot be found, and that is another fault.
 """
+SEEN_BEFORE_SECONDS = 3.0
+"""
+The engine is watched for as long before a fault, at least.
+"""
 TRIES = 400
 
 
@@ -89,7 +93,8 @@ class Injection:
         for exporter in exporters:
             clear_outages(exporter, self.fault.at - CLEAR_SECONDS)
         self._tapes = {tape.id: tape for tape in engine.tapes}
-        Watch(exporters, random, counts, self._judge).run(self.fault.at + WAIT_SECONDS)
+        since = random.uniform(0, max(0.0, self.fault.at - SEEN_BEFORE_SECONDS))
+        Watch(exporters, random, counts, self._judge, since).run(self.fault.at + WAIT_SECONDS)
         return self
 
     def _judge(self, look: Look) -> bool:
