@@ -59,18 +59,29 @@ class Aligned:
         return np.asarray((self.records["phase"] >= _STATE_UPDATED) & (self.records["lengths"] == _OUTPUT_TOKENS))
 
 
+def parted(aligned: Aligned) -> bool:
+    """
+    Whether ranks are known to differ in batch, mask or guard at any step: one look at all three, as they hardly ever do.
+    """
+    records = aligned.records
+    words = np.empty((3, *records.shape), np.uint64)
+    words[0], words[1], words[2] = records["batch_hash"], records["mask_hash"], records["guard"]
+    known = np.stack([records["phase"] > 0, aligned.mask_known, aligned.decided])
+    return bool(differing(words, known).any())
+
+
 def align(histories: Sequence[StepHistory], first: int, last: int) -> Aligned:
     """
     The records of all ranks from step `first` to step `last`, both included; no more steps than a history holds.
     """
     steps = np.arange(max(first, 1), max(last, 0) + 1, dtype=np.uint64)
-    records = np.empty((len(histories), len(steps)), STEP_DTYPE)
-    if len(steps):
-        for row, history in enumerate(histories):
-            history.copy_to(records[row], int(steps[0]))
+    opaque = np.empty((len(histories), len(steps)), OPAQUE)
+    for history, row in zip(histories, opaque, strict=True):
+        history.copy_to(row, max(first, 1))
+    records = opaque.view(STEP_DTYPE)
     absent = records["step"] != steps
     if absent.any():
-        records.view(OPAQUE)[absent] = np.zeros((), OPAQUE)
+        opaque[absent] = np.zeros((), OPAQUE)
     return Aligned(steps, records)
 
 
@@ -95,8 +106,8 @@ def newest_step(histories: Sequence[StepHistory]) -> int:
 
 def differing(values: npt.NDArray[np.unsignedinteger], known: Bools) -> Bools:
     """
-    Steps at which two ranks are known to hold different values.
+    Steps at which two ranks are known to hold different values; ranks are the last axis but one, steps the last.
     """
-    least = np.where(known, values, np.iinfo(values.dtype).max).min(axis=0)
-    most = np.where(known, values, 0).max(axis=0)
+    least = np.minimum.reduce(values, axis=-2, where=known, initial=np.iinfo(values.dtype).max)
+    most = np.maximum.reduce(values, axis=-2, where=known, initial=0)
     return np.asarray(least < most)

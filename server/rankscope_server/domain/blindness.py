@@ -2,9 +2,9 @@
 What should be seen of an engine and is not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rankscope_exporter.contract import MitigationState, Phase, RankLife
+from rankscope_exporter.contract import MitigationState, Phase, RankLife, RankReport
 from rankscope_server.domain.assessed import Assessed, values_of
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, seconds
@@ -27,15 +27,26 @@ What is not seen, and of which ranks; of none where no rank is known that it cou
 """
 
 
-def assess_blind(engine: EngineFacts, now: Moment) -> Iterator[Assessed]:
+def find_unseen(engine: EngineFacts, sound: Mapping[str, RankReport]) -> dict[RankFacts, list[str]]:
+    """
+    Ranks of which something is not seen, each with the reasons. `sound` are reports that are known to give none.
+    """
+    return {
+        rank: texts
+        for rank in engine.ranks
+        if (texts := [*(_unseen(rank) if sound.get(rank.report.key) is not rank.report else ()), *_lengths(rank)])
+    }
+
+
+def assess_blind(engine: EngineFacts, unseen: Mapping[RankFacts, Sequence[str]], now: Moment) -> Iterator[Assessed]:
     """
     What should be seen and is not, all in one finding: the first reason is the sentence, the others follow it.
     """
     if engine.ended:
         return
-    reasons = [*_out_of_reach(engine, now), *_missing(engine, now)]
-    for rank in engine.ranks:
-        reasons += [(text, (rank,)) for text in _unseen(rank)]
+    reasons: list[Reason] = [*_out_of_reach(engine, now), *_missing(engine, now)]
+    for rank, texts in unseen.items():
+        reasons += [(text, (rank,)) for text in texts]
     if not reasons:
         return
     words: dict[RankFacts, list[str]] = {}
@@ -85,14 +96,13 @@ def _unseen(rank: RankFacts) -> Iterator[str]:
         yield f"{rank.label} runs a model runner that Rankscope does not know ({identity.runner_class}): run rankscope-exporter doctor beside vLLM"
     elif rank.trim is MitigationState.UNKNOWN_CODE:
         yield f"{rank.label} runs code that the trim fix does not know: {rank.trim_reason or 'no reason given'}"
-    if not rank.is_v2 and not rank.lost_hooks and _without_lengths(rank):  # on V2 early releases keep none
-        yield f"{rank.label} reports steps without request-state lengths"
 
 
-def _without_lengths(rank: RankFacts) -> bool:
+def _lengths(rank: RankFacts) -> Iterator[str]:
     head = rank.history.head
-    if head is None or head.lengths:
-        return False
+    if head is None or head.lengths or not rank.at_risk or rank.is_v2 or rank.lost_hooks:
+        return  # on V2 early releases keep none
     records = rank.history.tail(8)
     judged = records[(records["phase"] >= Phase.STATE_UPDATED) & (records["cached"] > 0)]
-    return len(judged) > 0 and not bool((judged["lengths"] > 0).any())
+    if len(judged) and not bool((judged["lengths"] > 0).any()):
+        yield f"{rank.label} reports steps without request-state lengths"

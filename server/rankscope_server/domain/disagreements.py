@@ -2,13 +2,13 @@
 Proof that ranks have parted: different words about the same step. One is enough, and it holds for the engine's life.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rankscope_exporter.contract import Guard, Phase
-from rankscope_server.domain.alignment import Aligned, Bools, differing
+from rankscope_server.domain.alignment import Aligned, Bools, differing, parted
 from rankscope_server.domain.facts import RankFacts, joined
 from rankscope_server.domain.model import FindingKind
 
@@ -38,6 +38,19 @@ class Disagreement:
     sentence: str
     since_unix: float
     """When the second word was known to its rank, by the clock of its node."""
+
+
+def assess_disagreements(aligned: Aligned, ranks: Sequence[RankFacts]) -> Iterator[Disagreement]:
+    """
+    The first disagreement of each kind at the steps of `aligned`.
+    """
+    if aligned.steps.size == 0 or len(ranks) < 2:
+        return
+    looks = (assess_batches, assess_masks, assess_guards, assess_widths) if parted(aligned) else (assess_widths,)
+    for look in looks:
+        found = look(aligned, ranks)
+        if found is not None:
+            yield found
 
 
 def assess_batches(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement | None:

@@ -47,7 +47,10 @@ def lasting_drifts(aligned: Aligned, ranks: Sequence[RankFacts], reach: int) -> 
     """
     Ranks whose drift lasts within the steps of `aligned`.
     """
-    above = aligned.measured & (aligned.records["drift_max"] > 0)
+    above = aligned.records["drift_max"] > 0
+    if not above.any():
+        return []
+    above &= aligned.measured
     found = []
     for row in np.flatnonzero(above.any(axis=1)).tolist():
         records = aligned.records[row][above[row]]

@@ -9,18 +9,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rankscope_exporter.contract import RankReport
 from rankscope_server.domain.acts import note_acts
 from rankscope_server.domain.alignment import Aligned, align_blocks, newest_step
 from rankscope_server.domain.assessed import STICKY, Assessed, values_of
-from rankscope_server.domain.blindness import assess_blind
+from rankscope_server.domain.blindness import assess_blind, find_unseen
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.disagreements import (
-    Disagreement,
-    assess_batches,
-    assess_guards,
-    assess_masks,
-    assess_widths,
-)
+from rankscope_server.domain.disagreements import Disagreement, assess_disagreements
 from rankscope_server.domain.drift import Drifting, assess_drift, lasting_drifts
 from rankscope_server.domain.facts import EngineFacts, RankFacts, reach_of
 from rankscope_server.domain.life import assess_life
@@ -42,6 +37,8 @@ class EngineMemory:
 
     seen: Mapping[str, int] = field(default_factory=dict)
     """Per process of a rank (`RankReport.key`): the revision of its history up to which everything was compared."""
+    sound: Mapping[str, RankReport] = field(default_factory=dict)
+    """Per process of a rank: its last report, if it leaves nothing unseen. The same one need not be gone through again."""
     findings: Mapping[tuple[FindingKind, int], Finding] = field(default_factory=dict)
     closed: tuple[Finding, ...] = ()
     """Those that were and are no more, newest first, a few."""
@@ -94,7 +91,7 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
         dp = group[0].id.dp_rank
         lasting: list[Drifting] = []
         for aligned in _changed(group, memory.seen):
-            for found in _disagreements(aligned, group):
+            for found in assess_disagreements(aligned, group):
                 key = (found.kind, dp)
                 last_differing[key] = max(found.last_step, last_differing.get(key, 0))
                 if all(one.key != key for one in assessed):  # the first step of all blocks counts
@@ -105,10 +102,12 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
         assessed += assess_motion(group, kinds, memory.findings, now)
         assessed += assess_life(engine, group, now)
         assessed += assess_mitigation(group, now)
-    assessed += assess_blind(engine, now)
+    unseen = find_unseen(engine, memory.sound)
+    assessed += assess_blind(engine, unseen, now)
+    sound = {rank.report.key: rank.report for rank in engine.ranks if rank not in unseen}
     seen = {rank.report.key: rank.history.revision for rank in engine.ranks}
     acted = note_acts(engine, memory.acted)
-    memory = dataclasses.replace(memory, seen=seen, last_differing=last_differing, acted=acted)
+    memory = dataclasses.replace(memory, seen=seen, sound=sound, last_differing=last_differing, acted=acted)
     return settle(memory, assessed, engine, now)
 
 
@@ -179,15 +178,6 @@ def _changed(group: Sequence[RankFacts], seen: Mapping[str, int]) -> Iterator[Al
     if first is not None:
         histories = [rank.history for rank in group]
         yield from align_blocks(histories, first, newest_step(histories), reach_of(group))
-
-
-def _disagreements(aligned: Aligned, group: Sequence[RankFacts]) -> Iterator[Disagreement]:
-    if aligned.steps.size == 0 or len(group) < 2:
-        return
-    for look in (assess_batches, assess_masks, assess_guards, assess_widths):
-        found = look(aligned, group)
-        if found is not None:
-            yield found
 
 
 def _of_disagreement(found: Disagreement, group: Sequence[RankFacts], dp: int) -> Assessed:

@@ -94,14 +94,12 @@ class StepHistory:
 
         Records that cannot be (step 0, no phase, absurd ordinals) are left out: they come from another process's memory.
         """
-        step = records["step"]
-        phase = records["phase"]
-        sane = (step > 0) & (step <= MAX_EFFECTIVE_STEP) & (phase > _WRITING) & (phase <= _DONE)
-        records = _where(records, sane)
+        records = _sane(records)
         if len(records) == 0:
             return records
         newest = max(self.last, int(records["step"].max()))
-        records = _where(records, records["step"] + np.uint64(self.capacity) > newest)
+        if int(records["step"].min()) + self.capacity <= newest:
+            records = _where(records, records["step"] + np.uint64(self.capacity) > newest)
         step, phase = records["step"], records["phase"]
         slots = (step % np.uint64(self.capacity)).astype(np.intp)
         held = self._opaque[slots].view(STEP_DTYPE)
@@ -129,17 +127,18 @@ class StepHistory:
             return max(self.first, self.last - self.capacity + 1)
         return min((lowest for at, lowest in self._changes if at > revision), default=self.last + 1)
 
-    def copy_to(self, out: Records, first: int) -> None:
+    def copy_to(self, opaque: Records, first: int) -> None:
         """
-        Copy the slots of the steps from `first` on to `out` (no longer than the ring): whatever they hold, be it an older step.
+        Copy the slots of the steps from `first` on to `opaque` (`OPAQUE`, no longer than the ring): whatever they hold, be
+        it an older step.
         """
-        opaque, begin = out.view(OPAQUE), first % self.capacity
+        begin, count = first % self.capacity, len(opaque)
         until_end = self.capacity - begin
-        if len(out) <= until_end:
-            opaque[:] = self._opaque[begin : begin + len(out)]
+        if count <= until_end:
+            opaque[:] = self._opaque[begin : begin + count]
         else:
             opaque[:until_end] = self._opaque[begin:]
-            opaque[until_end:] = self._opaque[: len(out) - until_end]
+            opaque[until_end:] = self._opaque[: count - until_end]
 
     def take(self, steps: npt.NDArray[np.uint64]) -> Records:
         """
@@ -158,7 +157,7 @@ class StepHistory:
             return np.zeros(0, STEP_DTYPE)
         first = max(1, self.last - min(count, self.capacity) + 1)
         records = np.empty(self.last - first + 1, STEP_DTYPE)
-        self.copy_to(records, first)
+        self.copy_to(records.view(OPAQUE), first)
         return _where(records, records["step"] == np.arange(first, self.last + 1, dtype=np.uint64))
 
     def newest(self) -> np.void | None:
@@ -179,6 +178,18 @@ class StepHistory:
         The newest records, newest first.
         """
         yield from self.tail(count)[::-1]
+
+
+def _sane(records: Records) -> Records:
+    """
+    Those records that can be of a rank.
+    """
+    if len(records) == 0:
+        return records
+    step, phase = records["step"], records["phase"]
+    if step.min() > 0 and step.max() <= MAX_EFFECTIVE_STEP and phase.min() > _WRITING and phase.max() <= _DONE:
+        return records
+    return _where(records, (step > 0) & (step <= MAX_EFFECTIVE_STEP) & (phase > _WRITING) & (phase <= _DONE))
 
 
 def _where(records: Records, which: npt.NDArray[np.bool_]) -> Records:

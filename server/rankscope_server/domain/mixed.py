@@ -24,6 +24,8 @@ def assess_mitigation(group: Sequence[RankFacts], now: Moment) -> Iterator[Asses
     """
     Whether ranks differ about the trim fix, at the same step or for longer than a toggle takes.
     """
+    if len({rank.trim for rank in group}) < 2 and not any(acting_on(rank) for rank in group):
+        return
     live = [rank for rank in group if rank.report.life is not RankLife.GONE]
     on = [rank for rank in live if rank.trim is MitigationState.APPLIED]
     off = [rank for rank in live if rank.trim in (MitigationState.AVAILABLE, MitigationState.UNKNOWN_CODE)]
