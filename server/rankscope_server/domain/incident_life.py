@@ -98,6 +98,8 @@ class Incident:
     """Newest toggle that had taken effect when it opened."""
     unseen: tuple[str, ...] = ()
     """Hooks that were off when it opened: what they would show was not what was found."""
+    missing: int = 0
+    """Ranks that no exporter had spoken of when it opened."""
     findings: tuple[Finding, ...] = ()
     """All that were found, in this order; `open` as of now."""
     timeline: tuple[IncidentEvent, ...] = ()
@@ -130,6 +132,11 @@ class Incident:
     def step(self) -> int | None:
         """First step of its first finding that has one."""
         return next((finding.step for finding in self.findings if finding.step is not None), None)
+
+    @property
+    def compared(self) -> bool:
+        """Whether all that ranks could disagree about was seen of all of them, so that agreement can be told."""
+        return self.runner == "V1" and not self.unseen and not self.missing and self.finding(FindingKind.BLIND) is None
 
     def finding(self, *kinds: FindingKind) -> Finding | None:
         """
@@ -275,6 +282,7 @@ def _opened(engine: EngineFacts, memory: EngineMemory, now: Moment, taken: Conta
         reach=max(1, *(identity.pp_size for identity in identities)),
         generation=max((mark.generation for mark in memory.acted), default=0),
         unseen=_blind_hooks(engine),
+        missing=engine.missing,
     )
 
 
@@ -348,8 +356,9 @@ def _renewed(known: Finding, found: Finding) -> Finding:
     A finding that is known, as it shows itself now: when and where it began stays.
     """
     step = known.step if known.step is not None else found.step
+    before, after = known.evidence, found.evidence
     evidence = Evidence(
-        found.evidence.values or known.evidence.values, found.evidence.requests or known.evidence.requests
+        after.values or before.values, after.requests or before.requests, before.began_with or after.began_with
     )
     return dataclasses.replace(
         found, step=step, since_unix=known.since_unix, found_unix=known.found_unix, evidence=evidence, open=True

@@ -9,11 +9,17 @@ from rankscope_server.domain.facts import joined
 from rankscope_server.domain.incident import IncidentCard, IncidentView
 from rankscope_server.domain.incident_life import LEVELS, Incident
 from rankscope_server.domain.model import Finding, FindingKind, RankValue
+from rankscope_server.domain.requests import short_request
 from rankscope_server.domain.state import sentence_case
 
 _PARTING = (FindingKind.BATCH_MISMATCH, FindingKind.WIDTH_MISMATCH, FindingKind.GUARD_DISAGREEMENT)
 """
 Findings after which ranks do not come together again; of several at one step, the first of these is the cause.
+"""
+
+WORDS_TOLD = 4
+"""
+Different words of ranks that a sentence holds at most; the evidence has all.
 """
 
 _ALL_MASKED = re.compile(r"all (\d+) requests masked|its only request masked")
@@ -76,7 +82,7 @@ def _parts(incident: Incident) -> Iterator[str]:
     elif stalled is not None and lost is None:
         yield _tell_stall(stalled)
     if drift is not None:
-        yield _tell_drift(drift, alone=not any(one.kind in LEVELS for one in incident.findings if one is not drift))
+        yield _tell_drift(drift, incident)
     if parting is not None and mask is not None and _before(mask, parting):
         yield f"output is wrong since step {mask.step}, where masked requests first differed"
     if mixed is not None:
@@ -152,12 +158,14 @@ def _tell_stall(finding: Finding) -> str:
     return _bare(finding)
 
 
-def _tell_drift(finding: Finding, *, alone: bool) -> str:
-    first = f" with request {short_id(finding.evidence.requests[0])}" if finding.evidence.requests else ""
+def _tell_drift(finding: Finding, incident: Incident) -> str:
+    evidence = finding.evidence
+    first = f" with request {short_request(evidence.began_with)}" if evidence.began_with else ""
     began = f"drift began at step {finding.step}{first}"
-    if not alone:
+    if any(one.kind in LEVELS for one in incident.findings if one is not finding):
         return began
-    return f"{began}: {_bare(finding)}. No mask and no guard decision has differed"
+    told = f"{began}: {_said(evidence.values)}" if evidence.values else _bare(finding)
+    return f"{told}. No mask and no guard decision has differed" if incident.compared else told
 
 
 def _tell_fix(incident: Incident) -> Iterator[str]:
@@ -185,11 +193,12 @@ def _labels(values: Sequence[RankValue]) -> str:
 
 
 def _said(values: Sequence[RankValue]) -> str:
-    return "; ".join(f"{value.label} {value.value}" for value in values)
-
-
-def short_id(request: str) -> str:
     """
-    A request in a sentence: the end of its id, which tells requests apart.
+    What ranks said, those that said the same together.
     """
-    return request if len(request) <= 8 else f"...{request[-3:]}"
+    said: dict[str, list[str]] = {}
+    for value in values:
+        said.setdefault(value.value, []).append(value.label)
+    parts = [f"{joined(labels)} {word}" for word, labels in said.items()]
+    more = [f"and {len(parts) - WORDS_TOLD} other words"] if len(parts) > WORDS_TOLD else []
+    return "; ".join((*parts[:WORDS_TOLD], *more))

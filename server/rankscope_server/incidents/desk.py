@@ -399,9 +399,10 @@ def _newest_first(incidents: Iterable[Incident]) -> list[Incident]:
 
 def _what_matters(incident: Incident) -> object:
     """
-    What an incident that is kept must not be behind in.
+    What an incident that is kept must not be behind in; words that change at each look are not among it.
     """
-    return incident.life, incident.timeline, incident.captures, [finding.evidence for finding in incident.findings]
+    known = [(one.evidence.requests, one.evidence.began_with) for one in incident.findings]
+    return incident.life, incident.timeline, incident.captures, known
 
 
 def _log(incident: Incident, events: Iterable[IncidentEvent]) -> None:

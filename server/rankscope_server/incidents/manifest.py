@@ -111,7 +111,7 @@ def parse_manifest(raw: bytes) -> CaptureManifest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        if where == "format":
+        if where == "format" and first["type"] != "missing":
             msg = f"{MANIFEST_NAME} is of format {first['input']!r}, and this server reads format {FORMAT}: upgrade it"
         else:
             msg = f"{MANIFEST_NAME} is damaged: {where + ': ' if where else ''}{first['msg']}"
