@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tools import need
 from typer.testing import CliRunner
 
 from rankscope_exporter import cli as exporter_cli
@@ -37,17 +38,6 @@ DEPLOY = ROOT / "deploy"
 OURS = {"server", "vllm-server", "demo", "exporter", "processes", "token"}
 START_SECONDS = 120.0
 """How long a process may take to come up on a machine that is busy with other tests."""
-
-
-def need(tool: str, package: str) -> str:
-    """The path of a tool; without it the test is skipped, or fails where nothing may be missing."""
-    path = shutil.which(tool)
-    if path is None:
-        message = f"{tool} is missing: apt-get install {package}"
-        if os.environ.get("RANKSCOPE_REQUIRE_ALL"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return path
 
 
 def composers() -> list[list[str]]:
