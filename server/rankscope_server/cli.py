@@ -17,6 +17,7 @@ import uvicorn
 from rankscope_server import __version__
 from rankscope_server.app import create_app
 from rankscope_server.auth import password_line, read_passwords
+from rankscope_server.commands.replay import replay
 from rankscope_server.ingest.access import create_auth, create_tls_context
 from rankscope_server.settings import ConfigError, ServerSettings, load_settings
 from rankscope_server.store import StoreError, StoreVersionError, open_store
@@ -234,6 +235,9 @@ def check_config(
         _fail(str(error))
     if not settings.deployments:
         typer.echo("no deployment yet: add one under `deployments:`")
+
+
+cli.command()(replay)
 
 
 def main() -> None:

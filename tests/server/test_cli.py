@@ -22,7 +22,7 @@ def run(*arguments: str, **more):
 
 def test_help_names_every_command():
     """A person finds the way."""
-    for word in ("serve", "password", "check-config"):
+    for word in ("serve", "password", "check-config", "replay"):
         assert word in run("--help").output
     assert re.match(r"rankscope \d", run("--version").output)
 

@@ -155,3 +155,20 @@ def test_what_a_file_holds_cannot_steer_the_terminal(tmp_path: Path):
 
     assert "\\x1b[31mred\\n" in replay(tmp_path).stdout
     assert "\x1b" not in replay(tmp_path).stdout
+
+
+def test_a_trace_for_perfetto(tmp_path: Path):
+    """The trace has a track per rank and a mark per finding; a place where it cannot be written is told."""
+    write_wedge(tmp_path / "flight")
+    trace = tmp_path / "trace.json"
+
+    result = replay(tmp_path / "flight", "--perfetto", trace)
+    refused = replay(tmp_path / "flight", "--perfetto", tmp_path / "no" / "trace.json")
+
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert result.exit_code == 1
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"pp0", "pp1"}
+    assert len([e for e in events if e.get("cat") == "finding"]) == 3
+    assert max(e["ts"] for e in events if "ts" in e) < 2_000_000
+    assert refused.exit_code == 2
+    assert "No such file or directory; name another file with --perfetto" in refused.stderr

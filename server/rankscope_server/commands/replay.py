@@ -18,6 +18,7 @@ from rankscope_server.replay.run import Replayed, exit_code
 from rankscope_server.replay.run import replay as replay_places
 from rankscope_server.replay.steps import extract_step, step_lines
 from rankscope_server.replay.text import engine_lines, printable
+from rankscope_server.replay.trace import trace_replayed
 from rankscope_server.replay.until import parse_until
 
 PROGRESS_SECONDS = 0.5
@@ -60,6 +61,8 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as scratch:
         replayed = replay_places(paths, Path(scratch), clock=_read_clock, until=end, progress=progress.show)
     progress.clear()
+    if perfetto is not None and replayed.engines:
+        _write_trace(perfetto, replayed)
     for problem in replayed.problems:
         _complain(f"left out: {problem}" if replayed.engines else problem)
     if not replayed.engines:
@@ -86,6 +89,13 @@ def _print_text(replayed: Replayed, step: int | None) -> None:
             typer.echo()
             for line in step_lines(played.engine, step, extract_step(played.engine, step)):
                 typer.echo(line)
+
+
+def _write_trace(path: Path, replayed: Replayed) -> None:
+    try:
+        path.write_bytes(trace_replayed(replayed.engines))
+    except OSError as error:
+        _fail(f"{path}: {error.strerror}; name another file with --perfetto")
 
 
 def _read_clock() -> NodeClock:
