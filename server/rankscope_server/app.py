@@ -15,9 +15,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware import Middleware
 
 from rankscope_server import __version__, web
+from rankscope_server.alerting.create import create_desk
+from rankscope_server.alerting.telemetry import AlertCollector
 from rankscope_server.auth import BasicAuth, HostCheck, OriginCheck, SecurityHeaders, checked_names, read_passwords
 from rankscope_server.control.board import Board
+from rankscope_server.control.reports import Reports
 from rankscope_server.control.service import Service
+from rankscope_server.incidents.desk import IncidentDesk
 from rankscope_server.ingest.access import RenewedTls, create_auth
 from rankscope_server.ingest.client import create_client
 from rankscope_server.ingest.clock import Clock, SystemClock
@@ -49,7 +53,14 @@ def create_service(
 
     """
     fleet = Fleet()
-    board = Board(fleet, {deployment.name: deployment.role for deployment in settings.deployments}, clock)
+    roles = {deployment.name: deployment.role for deployment in settings.deployments}
+
+    def changed() -> None:
+        board.bump()
+
+    incidents = IncidentDesk(clock, retention_seconds=settings.retention_days * 86400)
+    reports = Reports(incidents, create_desk(settings, clock=clock, changed=changed), tuple(roles))
+    board = Board(fleet, roles, clock, reports)
     clients: dict[str, httpx2.AsyncClient] = {}
     pollers: list[Poller] = []
     service = Service(
@@ -120,6 +131,7 @@ def create_app(
     app.state.service = service
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ServerCollector(service.board, service.pollers))
+    registry.register(AlertCollector(service.board.reports.alerts))
     _add_operations(app, service, registry)
     web.install(app, service, templates_dir=templates_dir(), static_dir=PACKAGE / "static")
     return app
@@ -131,7 +143,7 @@ def _add_operations(app: FastAPI, service: Service, registry: CollectorRegistry)
         """
         That the server answers, and what is wrong with it.
         """
-        problems = list(service.board.problems.values())
+        problems = list(service.board.all_problems())
         return {"ok": not problems, "problems": problems, "exporters": len(service.pollers), "version": __version__}
 
     @app.get("/metrics", include_in_schema=False)

@@ -84,5 +84,5 @@ class ServerCollector(Collector):
         yield GaugeMetricFamily(
             "rankscope_server_problems",
             "Things that are wrong with the server itself.",
-            value=len(self._board.problems),
+            value=len(self._board.all_problems()),
         )

@@ -10,9 +10,19 @@ import anyio
 import structlog
 
 from rankscope_server.control.reconcile import wanted_of
+from rankscope_server.control.reports import Reports
+from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import EngineFacts
 from rankscope_server.domain.findings import STICKY, EngineMemory, assess
-from rankscope_server.domain.model import AuditRow, DeploymentRole, EngineView, Finding, FindingKind, FleetView
+from rankscope_server.domain.model import (
+    AuditRow,
+    DeploymentRole,
+    EngineCard,
+    EngineView,
+    Finding,
+    FindingKind,
+    FleetView,
+)
 from rankscope_server.domain.ports import TogglePlan
 from rankscope_server.domain.toggle import plan_toggle
 from rankscope_server.domain.view import (
@@ -55,6 +65,7 @@ class Board:
     fleet_of: Fleet
     roles: dict[str, DeploymentRole]
     clock: Clock
+    reports: Reports
     version: int = 1
     closing: bool = False
     engines: dict[str, list[EngineFacts]] = field(default_factory=dict)
@@ -116,6 +127,7 @@ class Board:
                     continue
                 self.memories[key] = after
                 self._note(key, before, after, now.unix)
+            self._report(deployment, engines, now)
             known = {engine.engine for engine in engines}
             for key in [key for key in self.memories if key[0] == deployment and key[1] not in known]:
                 if any(
@@ -123,6 +135,18 @@ class Board:
                 ):
                     continue  # not seen is not the same as gone
                 self._note(key, self.memories.pop(key), EngineMemory(), now.unix)
+
+    def _report(self, deployment: str, engines: list[EngineFacts], now: Moment) -> None:
+        name = f"report {deployment}"
+        exporters = [exporter.facts() for exporter in self.fleet_of.of(deployment)]
+        try:
+            self.reports.observe(deployment, [(engine, self.memory(engine)) for engine in engines], exporters, now)
+            self.problems.pop(name, None)
+        except Exception as error:  # what cannot be reported of one deployment must not hide the others
+            logger.exception("deployment.report_crashed", deployment=deployment)
+            self.problems[name] = (
+                f"incidents and alerts of {deployment} cannot be followed ({type(error).__name__}): see the server's log, and report it"
+            )
 
     def _note(self, key: tuple[str, str], before: EngineMemory, after: EngineMemory, at_unix: float) -> None:
         for name, finding in after.findings.items():
@@ -227,6 +251,8 @@ class Board:
             audit=tuple(
                 entry for entry in self.audit if entry.deployment == deployment and entry.engine in {"", engine}
             )[:50],
+            forecast=self.reports.forecast(deployment, engine),
+            incident=self.reports.incidents.open_on(deployment, engine),
         )
         return build_engine(found[0], context, self.clock.now())
 
@@ -247,7 +273,7 @@ class Board:
                 build_deployment(
                     name,
                     role,
-                    [(facts, build_engine_card(facts, self.memory(facts), self.rate(facts), now)) for facts in engines],
+                    [(facts, self._card(facts, now)) for facts in engines],
                     exporters=[exporter.facts() for exporter in exporters],
                     unreadable=[
                         f"unreadable flight file: {text}" for exporter in exporters for text in exporter.unreadable
@@ -256,7 +282,23 @@ class Board:
                     now=now,
                 )
             )
-        return FleetView(now.unix, tuple(sorted(cards, key=needs)), tuple(self.problems.values()))
+        return FleetView(now.unix, tuple(sorted(cards, key=needs)), self.all_problems())
+
+    def _card(self, facts: EngineFacts, now: Moment) -> EngineCard:
+        return build_engine_card(
+            facts,
+            self.memory(facts),
+            self.rate(facts),
+            now,
+            forecast=self.reports.forecast(facts.deployment, facts.engine),
+            incident=self.reports.incidents.open_on(facts.deployment, facts.engine),
+        )
+
+    def all_problems(self) -> tuple[str, ...]:
+        """
+        What is wrong with the server itself, each with the remedy.
+        """
+        return (*self.problems.values(), *self.reports.problems())
 
     def _cached(self, key: object, make: Callable[[], View]) -> View:
         if key not in self._views:

@@ -149,30 +149,27 @@ class Service:
 
     async def incidents(self, limit: int, deployment: str | None = None) -> tuple[IncidentCard, ...]:
         """
-        Incidents: none are kept yet.
+        Incidents, those that are not closed first.
         """
-        del limit, deployment
-        return ()
+        return await self.board.reports.incidents.cards(limit, deployment)
 
     async def incident(self, incident: str) -> IncidentView | None:
         """
         The page of an incident.
         """
-        del incident
-        return None
+        return await self.board.reports.incidents.view(incident)
 
     async def capture(self, incident: str, number: int) -> bytes | None:
         """
         A frozen copy of flight records.
         """
-        del incident, number
-        return None
+        return await self.board.reports.incidents.capture(incident, number)
 
     async def alerts(self) -> AlertsView:
         """
-        The alerts page: nobody is alerted yet.
+        The alerts page.
         """
-        return AlertsView((), (), ())
+        return self.board.reports.alerts.view()
 
     # -- loops
 
@@ -185,6 +182,11 @@ class Service:
 
         """
         await self._connect()
+        if self.store is not None:
+            try:
+                await self.board.reports.restore(self.store)
+            except StoreError as error:  # `keep` tries again
+                self._store_fails(error)
 
     async def run(self) -> None:
         """
@@ -193,6 +195,7 @@ class Service:
         async with anyio.create_task_group() as tasks:
             for poller in self.pollers:
                 tasks.start_soon(poller.run)
+            tasks.start_soon(self.board.reports.alerts.run)
             tasks.start_soon(self._pulse)
             tasks.start_soon(self._every, RECONCILE_SECONDS, self.reconcile)
             tasks.start_soon(self._every, KEEP_SECONDS, self.keep)
@@ -206,6 +209,7 @@ class Service:
             await client.aclose()
         if self.store is not None:
             await self.keep()
+        await self.board.reports.alerts.close()
         if self.store is not None:
             await self.store.close()
 
@@ -287,6 +291,7 @@ class Service:
         if self.store is None:
             await self._connect()
         if self.store is None:
+            await self.board.reports.keep(None)
             return
         now = self._clock.now()
         try:
@@ -303,6 +308,7 @@ class Service:
                     )
                 if self.board.events and self.board.events[0] is event:
                     del self.board.events[0]
+            await self.board.reports.keep(self.store)
             if now.monotonic - self._swept > RETENTION_SWEEP_SECONDS:
                 await self.store.remove_samples(int(now.unix - self._retention_seconds))
                 self._swept = now.monotonic
@@ -394,6 +400,8 @@ class Service:
         kept = [r for r in self.board.desired if r.deployment != deployment or (scope and r.engine != scope)]
         self.board.desired = [*kept, desired]
         self.board.audit.insert(0, row)
+        asked = f"{actor} asked to {action}: {plan.timing}."
+        self.board.reports.incidents.note(deployment, scope, "asked", asked, now.unix)
         steps: list[int] = []
         unsent: list[str] = []
         for facts in concerned:

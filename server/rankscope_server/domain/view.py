@@ -31,6 +31,7 @@ from rankscope_server.domain.model import (
     RequestView,
     State,
 )
+from rankscope_server.domain.outlook import UNFORESEEN, Forecast
 from rankscope_server.domain.ports import TogglePlan
 from rankscope_server.domain.sight import describe_unknown_code
 from rankscope_server.domain.state import drift_by_rank, engine_headline, engine_state
@@ -83,6 +84,8 @@ class EngineContext:
     """What turning the fix on would do."""
     off: TogglePlan
     audit: tuple[AuditRow, ...] = ()
+    forecast: Forecast = UNFORESEEN
+    incident: str = ""
 
 
 def build_engine(engine: EngineFacts, context: EngineContext, now: Moment) -> EngineView:
@@ -110,6 +113,8 @@ def build_engine(engine: EngineFacts, context: EngineContext, now: Moment) -> En
         drift_unknown=explain_unknown_drift(engine),
         requests_unknown=explain_unknown_requests(engine),
         acted=context.memory.acted,
+        forecast=context.forecast,
+        incident=context.incident,
     )
 
 
@@ -275,7 +280,15 @@ def _fix(engine: EngineFacts, context: EngineContext) -> FixView:
     )
 
 
-def build_engine_card(engine: EngineFacts, memory: EngineMemory, rate: float | None, now: Moment) -> EngineCard:
+def build_engine_card(
+    engine: EngineFacts,
+    memory: EngineMemory,
+    rate: float | None,
+    now: Moment,
+    *,
+    forecast: Forecast = UNFORESEEN,
+    incident: str = "",
+) -> EngineCard:
     """
     An engine on the fleet page.
     """
@@ -287,6 +300,8 @@ def build_engine_card(engine: EngineFacts, memory: EngineMemory, rate: float | N
         headline=engine_headline(engine, memory, now),
         fix_state=fix_state(engine),
         ended=engine.ended,
+        forecast=forecast,
+        incident=incident,
     )
 
 
