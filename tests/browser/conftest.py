@@ -165,3 +165,31 @@ def keep(request: pytest.FixtureRequest) -> Callable[[object, str], None]:
         page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=full_page)
 
     return shoot
+
+
+@pytest.fixture
+def contrast() -> str:
+    """
+    A function for the page, which lists the texts that do not stand out from their ground.
+    """
+    return CONTRAST
+
+
+CONTRAST = """
+() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgba = (css) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = css; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const light = ([r, g, b]) => { const c = [r, g, b].map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2]; };
+  const ground = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c[3] > 200) return c; } return [255, 255, 255, 255]; };
+  const bad = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim(), e = walker.currentNode.parentElement;
+    if (!text || !e.checkVisibility?.() || e.closest('svg, .visually-hidden, .skip-link, dialog, [aria-disabled], .u-legend')) continue;
+    const a = light(rgba(getComputedStyle(e).color)), b = light(ground(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.add(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return [...bad];
+}
+"""

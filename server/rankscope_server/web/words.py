@@ -121,7 +121,7 @@ def span(earliest_seconds: float, latest_seconds: float) -> str:
     When something comes, between two times from now: never narrower than what was said.
     """
     early, early_unit = _coarse(earliest_seconds, math.floor)
-    late, late_unit = _coarse(latest_seconds, math.ceil)
+    late, late_unit = _coarse(max(1.0, latest_seconds), math.ceil)
     if early == 0:
         return f"within {late}\N{NO-BREAK SPACE}{late_unit}"
     if (early, early_unit) == (late, late_unit):
@@ -245,7 +245,7 @@ def receiver_state(receiver: ReceiverView) -> str:
         case None:
             return "not used yet"
         case True:
-            return "takes alerts"
+            return "healthy"
         case False:
             return "failing"
 

@@ -76,10 +76,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def templates() -> Templates:
     """
-    The templates as pages use them.
+    The templates as pages use them. They hold nothing that a test could change, and take a while to compile.
     """
     return Templates(TEMPLATES, Assets(STATIC))
 

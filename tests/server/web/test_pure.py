@@ -3,6 +3,7 @@ Values to geometry, words and advice.
 """
 
 import dataclasses
+import re
 
 import fake_rankscope as views
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope_server.domain.model import Series, State, ToggleProgress
+from rankscope_server.domain.outlook import Forecast, Outlook
 from rankscope_server.web import words
 from rankscope_server.web.chart_feed import ChartFeed
 from rankscope_server.web.drift_table import tabulate_drift
 from rankscope_server.web.fragments import Fragment, Outbox
-from rankscope_server.web.guidance import assess_card, assess_engine, order_by_need, summarise
+from rankscope_server.web.guidance import assess_card, assess_engine, foresees, order_by_need, summarise
 from rankscope_server.web.links import element_id
 from rankscope_server.web.recent import from_first_sample
 from rankscope_server.web.sparkline import draw_sparkline
@@ -76,6 +78,58 @@ class TestWords:
     def test_progress(self, acknowledged: int, step: int, spread: int | None, desired: bool, shown: str) -> None:
         """How far a toggle has come is one sentence."""
         assert words.progress_sentence(ToggleProgress(desired, 4, step, acknowledged, 2, (), spread)) == shown
+
+    @pytest.mark.parametrize(
+        ("earliest", "latest", "shown"),
+        [
+            (0.0, 5.0, "within 5 s"),
+            (0.4, 0.6, "within 1 s"),
+            (7.9, 18.2, "in 7 to 19 s"),
+            (44.0, 168.0, "in 40 s to 3 min"),
+            (31.0, 61.0, "in 30 to 65 s"),
+            (40.0, 40.0, "in about 40 s"),
+            (61.0, 1799.0, "in 60 s to 30 min"),
+            (95.0, 121.0, "in 1 to 3 min"),
+            (600.0, 7000.0, "in 10 min to 2 h"),
+        ],
+    )
+    def test_span(self, earliest: float, latest: float, shown: str) -> None:
+        """A time to come is told in few digits, and never narrower than it is."""
+        assert words.span(earliest, latest).replace("\N{NO-BREAK SPACE}", " ") == shown
+
+    @given(st.floats(0, 1e5), st.floats(0, 1e5))
+    def test_span_holds_what_it_is_of(self, one: float, other: float) -> None:
+        """Whatever the times, what is told holds them."""
+        earliest, latest = sorted((one, other))
+        told = words.span(earliest, latest).replace("\N{NO-BREAK SPACE}", " ")
+        sizes = {"s": 1, "min": 60, "h": 3600}
+        *first, last = re.findall(r"(\d+) ?(s|min|h)?", told)
+        assert int(last[0]) * sizes[last[1]] >= latest
+        for number, unit in first:
+            assert int(number) * sizes[unit or last[1]] <= earliest
+
+    def test_forecast(self) -> None:
+        """What is in sight is said with the rank and the time; an end that is not known is not made up."""
+        seen = Forecast(Outlook.IN_SIGHT, "", 44.0, 168.0, "pp0")
+        assert (
+            words.forecast_phrase(seen)
+            == "all requests masked on pp0 in 40\N{NO-BREAK SPACE}s to 3\N{NO-BREAK SPACE}min"
+        )
+        endless = dataclasses.replace(seen, latest_seconds=None)
+        assert words.forecast_phrase(endless).endswith("in 40\N{NO-BREAK SPACE}s or later")
+
+    @pytest.mark.parametrize(
+        ("seconds", "shown"),
+        [(0.4, "+0 s"), (41, "+41 s"), (125, "+2 min 5 s"), (180, "+3 min"), (9000, "+2 h 30 min")],
+    )
+    def test_elapsed(self, seconds: float, shown: str) -> None:
+        """How long after the first of a timeline something came."""
+        assert words.elapsed(seconds).replace("\N{NO-BREAK SPACE}", " ") == shown
+
+    @pytest.mark.parametrize(("size", "shown"), [(999, "999 B"), (30_977, "31 kB"), (1_250_000, "1.2 MB")])
+    def test_file_size(self, size: int, shown: str) -> None:
+        """Sizes of files are told in units of thousand."""
+        assert words.file_size(size).replace("\N{NO-BREAK SPACE}", " ") == shown
 
     @given(st.text(min_size=1), st.text(min_size=1))
     def test_element_ids(self, one: str, other: str) -> None:
@@ -213,6 +267,24 @@ class TestGuidance:
         """Where nothing is wrong nothing is asked for."""
         assert assess_engine(views.healthy()) is None
         assert assess_card(views.card(views.applied())) is None
+
+    def test_forecast_is_said_where_it_matters(self) -> None:
+        """A wedge in sight is always said; that none is only where something is wrong, and nothing of ranks that parted."""
+        near, far = views.drifting().forecast, Forecast(Outlook.NOT_IN_SIGHT, "nothing drifts")
+        said = {
+            state: (
+                foresees(dataclasses.replace(views.drifting(), state=state, forecast=near)),
+                foresees(dataclasses.replace(views.drifting(), state=state, forecast=far)),
+            )
+            for state in State
+        }
+        assert {state for state, (in_sight, _) in said.items() if in_sight} == {s for s in State if s < State.PARTED}
+        assert {state for state, (_, not_in_sight) in said.items() if not_in_sight} == {
+            State.DRIFTING,
+            State.MITIGATION_MIXED,
+            State.OUTPUT_WRONG,
+        }
+        assert not foresees(dataclasses.replace(views.drifting(), ended=True))
 
     def test_refused_fix_is_not_offered(self) -> None:
         """A fix that cannot be turned on now is not the next step."""
