@@ -2,16 +2,20 @@
 Hand-made incidents and alerts for the engines of `fake_rankscope`.
 """
 
+import asyncio
 import dataclasses
-import io
-import json
-import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
+import numpy as np
 from fake_rankscope import ENGINES, INCIDENTS, MODEL, NOW, FakeRankscope, said
+from made_ranks import ManualClock, made_engine, made_rank, made_record, made_records, made_report
 
+from rankscope_exporter.contract import Phase
 from rankscope_server.domain.alert import AlertState, AlertsView, AlertView, ReceiverView
 from rankscope_server.domain.incident import CaptureView, IncidentCard, IncidentEvent, IncidentLife, IncidentView
 from rankscope_server.domain.model import AuditRow, Evidence, Finding, FindingKind, RankId, Severity
+from rankscope_server.incidents.capture import CaptureSubject, make_capture
 
 BOTH = (RankId(0, 0, 0), RankId(0, 1, 0))
 REQUESTS = ("cmpl-00a3f09c11d2-0", "cmpl-00a3f09c30c1-0", "cmpl-00a3f09c4fb0-0")
@@ -324,14 +328,21 @@ def alerts() -> AlertsView:
     )
 
 
-def capture_zip(view: IncidentView, number: int) -> bytes:
+@cache
+def flight_records() -> bytes:
     """
-    A zip file with what stands for a copy of flight records.
+    A capture of an engine whose ranks part at step 30.
     """
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("capture.json", json.dumps({"format": 1, "incident": view.card.id, "number": number}))
-    return content.getvalue()
+    now = ManualClock().now()
+    first = np.concatenate([made_records(1, 29), made_record(30, masked=8, drift_max=20)])
+    second = np.concatenate([made_records(1, 29), made_record(30, Phase.DECIDED)])
+    ranks = (made_rank(first, made_report(0), now=now), made_rank(second, made_report(1), now=now))
+    view = wedge()
+    subject = CaptureSubject(
+        made_engine(*ranks, now=now), view.card.id, view.card.life, view.card.sentence, view.findings
+    )
+    with ThreadPoolExecutor(1) as pool:  # A thread of its own has no event loop that is running.
+        return pool.submit(asyncio.run, make_capture(subject, now)).result().data
 
 
 def fill(fake: FakeRankscope) -> None:
@@ -342,7 +353,7 @@ def fill(fake: FakeRankscope) -> None:
         view = make()
         fake.report(view)
         for number in range(len(view.captures)):
-            fake.captures[view.card.id, number] = capture_zip(view, number)
+            fake.captures[view.card.id, number] = flight_records()
     fake.rows += [
         AuditRow(
             NOW - 310,

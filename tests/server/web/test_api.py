@@ -112,6 +112,8 @@ def test_description(client: TestClient) -> None:
         "/api/v1/incidents",
         "/api/v1/incidents/{incident}",
         "/api/v1/incidents/{incident}/captures/{number}.zip",
+        "/api/v1/incidents/{incident}/export.json",
+        "/api/v1/incidents/{incident}/trace.json",
         "/api/v1/deployments/{deployment}/fix",
         "/api/v1/deployments/{deployment}/engines/{engine}",
         "/api/v1/deployments/{deployment}/engines/{engine}/series",

@@ -80,7 +80,7 @@ def test_audit(client: TestClient, fake: FakeRankscope) -> None:
 def test_api_page_lists_operations(client: TestClient) -> None:
     """The API page lists each operation of the API, and no page."""
     html = client.get("/api").text
-    assert html.count('class="panel operation"') == 11
+    assert html.count('class="panel operation"') == 13
     assert "POST" in html
 
 

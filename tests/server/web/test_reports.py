@@ -88,12 +88,35 @@ class TestApi:
         assert answer.headers["Content-Disposition"] == f'attachment; filename="{INCIDENTS["wedge"]}-1.zip"'
         assert "capture.json" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
 
+    def test_trace(self, client: TestClient, fake: FakeRankscope) -> None:
+        """The newest records that are kept come as a trace, with a track for each rank."""
+        del fake.captures[INCIDENTS["wedge"], 2]
+        answer = client.get(f"/api/v1{WEDGE}/trace.json")
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="{INCIDENTS["wedge"]}-trace.json"'
+        events = answer.json()["traceEvents"]
+        assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["pp0", "pp1"]
+
+    def test_records_that_cannot_be_read(self, client: TestClient, fake: FakeRankscope) -> None:
+        """Damaged records are said to be damaged."""
+        fake.captures[INCIDENTS["wedge"], 2] = b"PK"
+        answer = client.get(f"/api/v1{WEDGE}/trace.json")
+        assert answer.status_code == 500
+        assert "Flight records 2 of this incident cannot be read" in answer.json()["detail"]
+
+    def test_export(self, client: TestClient) -> None:
+        """An incident comes as one file in plain types."""
+        answer = client.get(f"/api/v1{WEDGE}/export.json")
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="{INCIDENTS["wedge"]}.json"'
+        assert (answer.json()["schema_version"], answer.json()["kind"]) == (1, "wedged")
+
     @pytest.mark.parametrize(
         ("path", "remedy"),
         [
             ("/incidents/i-nope", "GET /api/v1/incidents"),
             ("/incidents/i-nope/captures/0.zip", "GET /api/v1/incidents"),
             (f"{WEDGE}/captures/9.zip", "`captures` of the incident"),
+            (f"/incidents/{INCIDENTS['dark']}/trace.json", "a trace is made of them"),
+            ("/incidents/i-nope/export.json", "GET /api/v1/incidents"),
         ],
     )
     def test_what_is_not_there(self, path: str, remedy: str, client: TestClient) -> None:
