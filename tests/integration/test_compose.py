@@ -78,12 +78,22 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def test_default_needs_no_profile() -> None:
-    """`docker compose up` starts the dashboard, simulated ranks and Prometheus, and nothing that needs a GPU."""
+    """`docker compose up` starts the dashboard, simulated ranks, Prometheus and Alertmanager, and nothing that needs a GPU."""
     if not (found := composers()):
         need("docker-compose", "docker-compose")
     for composer in found:
         active = {name for name, service in read_compose(composer)["services"].items() if not service.get("profiles")}
-        assert active == {"server", "demo", "prometheus"}
+        assert active == {"server", "demo", "prometheus", "alertmanager"}
+
+
+def test_profile_adds_grafana() -> None:
+    """Profile `grafana` is valid, and adds Grafana alone."""
+    if not (found := composers()):
+        need("docker-compose", "docker-compose")
+    for composer in found:
+        config = read_compose(composer, "grafana")
+        added = {name for name, service in config["services"].items() if service.get("profiles") == ["grafana"]}
+        assert added == {"grafana"}
 
 
 def test_profile_adds_vllm_and_its_exporter(composed: list[dict[str, Any]]) -> None:
@@ -184,6 +194,16 @@ def test_ports_fit_together(services: dict[str, dict[str, Any]]) -> None:
     }
     first = make_parser().parse_args(services["demo"]["command"][1:]).first_port
     assert scraped == {("exporter", DEFAULT_PORT), ("demo", first), ("demo", first + 1)}
+
+
+def test_prometheus_sends_to_the_alertmanager_beside_it(services: dict[str, dict[str, Any]]) -> None:
+    """Prometheus names the Alertmanager of the same file, and every file that a container is given is there."""
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    (named,) = config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    assert services["alertmanager"]["ports"] == [f"127.0.0.1:9093:{named.removeprefix('alertmanager:')}"]
+    given = [volume for service in services.values() for volume in service.get("volumes", []) if volume[0] == "."]
+    assert given
+    assert all((ROOT / volume.split(":")[0]).exists() and volume.endswith(":ro") for volume in given)
 
 
 def test_prometheus_takes_its_configuration() -> None:
