@@ -15,7 +15,7 @@ from sim_watch import DEPLOYMENT, Look, Watch, moment
 
 from rankscope_exporter.contract import ControlOutcome, MitigationState
 from rankscope_server.domain.model import FindingKind
-from rankscope_server.domain.toggle import effective_step
+from rankscope_server.domain.toggle import effective_step, refuse_delivery
 
 TOGGLED = (MitigationState.AVAILABLE, MitigationState.APPLIED)
 
@@ -165,7 +165,9 @@ class HealthyRun:
         if current not in TOGGLED or drifts or pending or look.engine.ended or look.engine.missing:
             return
         if any(exporter.outage(look.at) or exporter.outage(look.at + 0.1) for exporter in self._exporters):
-            return  # the server refuses: it would not be delivered everywhere
+            return  # it would not be delivered everywhere
+        if refuse_delivery(look.engine, look.after, moment(look.at)):
+            return
         track = next(watch.fleet.tracks(DEPLOYMENT, engine.name))
         step = effective_step(look.engine, track.rate(), moment(look.at))
         puts = [look.at + random.uniform(0.005, 0.1) for _ in self._exporters]

@@ -123,8 +123,8 @@ class Injection:
         current = look.after.findings.get((self.kind.kind, -1 if self.kind.kind is FindingKind.BLIND else 0))
         if current is not None:
             named = set(current.ranks)
-            if fault.exact:
-                self.right_ranks = named == fault.ranks
+            if fault.exact:  # it may spread from rank to rank, and end on one before the others
+                self.right_ranks = named <= fault.ranks and (self.right_ranks or named == fault.ranks)
             elif self.kind.kind in STICKY:  # it opens once a rank of each opinion has spoken
                 self.right_ranks = bool(named & fault.ranks) and bool(named - fault.ranks)
             else:
