@@ -9,9 +9,11 @@ Settings of the server: a YAML file, the environment (`RANKSCOPE_SERVER_*`) and 
         control_token_file: /run/secrets/rankscope-token
 
 Exporters that take a read token or TLS ask for more: `read_token_file`, `ca_file`, `client_cert_file`, `client_key_file`.
+Alerts have settings of their own: see `alert_settings`.
 """
 
 import ipaddress
+import socket
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,10 +40,15 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from rankscope_server.alert_settings import AlertmanagerUrls, AlertSettings, ReceiverSettings
 from rankscope_server.domain.model import DeploymentRole
 
 ENV_PREFIX = "RANKSCOPE_SERVER_"
 DEFAULT_PORT = 8700
+SHORT_RECEIVER = "alertmanager"
+"""
+The receiver that `alertmanagers` makes.
+"""
 TARGET_FILES = {
     "token-file": "control_token_file",
     "read-token-file": "read_token_file",
@@ -150,6 +157,9 @@ class ServerSettings(BaseSettings):
     """How long samples for charts are kept."""
     poll_seconds: Annotated[float, Field(ge=0.05, le=10)] = 0.25
     """Time between two questions for new steps."""
+    alerts: AlertSettings = AlertSettings()
+    alertmanagers: AlertmanagerUrls = ()
+    """Instances of Alertmanager that get every alert: the short way to write a receiver for them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -174,6 +184,19 @@ class ServerSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _routed(self) -> Self:
+        names = {deployment.name for deployment in self.deployments}
+        for receiver in self.alerts.receivers:
+            if self.alertmanagers and receiver.name == SHORT_RECEIVER:
+                msg = f"receiver {SHORT_RECEIVER!r} is the one that alertmanagers makes: give yours another name"
+                raise ValueError(msg)
+            for name in receiver.deployments:
+                if name not in names:
+                    msg = f"receiver {receiver.name!r} is for deployment {name!r}, and there is none of this name"
+                    raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
     def _guarded(self) -> Self:
         if not is_loopback(self.host) and self.password_file is None:
             msg = (
@@ -187,6 +210,22 @@ class ServerSettings(BaseSettings):
     def store_url(self) -> str:
         """SQLAlchemy URL of the store."""
         return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'rankscope.db'}"
+
+    @property
+    def receivers(self) -> tuple[ReceiverSettings, ...]:
+        """All receivers of alerts."""
+        short = [ReceiverSettings(name=SHORT_RECEIVER, alertmanager=self.alertmanagers)] if self.alertmanagers else []
+        return (*short, *self.alerts.receivers)
+
+    @property
+    def external_url(self) -> str:
+        """Address under which people reach this server; empty where any free port was asked for."""
+        if self.alerts.external_url is not None or self.port == 0:
+            return self.alerts.external_url or ""
+        host = self.host.strip("[]")
+        if host in {"0.0.0.0", "::"}:  # noqa: S104  that is what is looked for
+            host = socket.gethostname()
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 def is_loopback(host: str) -> bool:

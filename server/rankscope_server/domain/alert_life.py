@@ -59,6 +59,12 @@ class Alert:
             return AlertState.RESOLVED
         return AlertState.PENDING if self.fired_unix is None else AlertState.FIRING
 
+    def ended(self, at_unix: float) -> "Alert":
+        """
+        The same alert, resolved.
+        """
+        return dataclasses.replace(self, resolved_unix=at_unix, told=self.told + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -105,10 +111,7 @@ def follow(
             if now.monotonic - over_since < timing_of(key.name, timings).keep_seconds:
                 after[key] = dataclasses.replace(alert, over_since=over_since)
             else:
-                resolved = dataclasses.replace(
-                    alert, over_since=over_since, resolved_unix=now.unix, told=alert.told + 1
-                )
-                transitions.append(Transition(Change.RESOLVED, resolved, now.unix))
+                transitions.append(Transition(Change.RESOLVED, alert.ended(now.unix), now.unix))
     return after, tuple(transitions)
 
 

@@ -4,6 +4,7 @@ What a receiver is told about an alert.
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 from rankscope_server.domain.alert import AlertView
@@ -217,3 +218,10 @@ def as_warning(notice: Notice) -> Notice | None:
     return dataclasses.replace(
         notice, change=Change.RESOLVED, severity=notice.before, before=None, resolved_unix=notice.at_unix
     )
+
+
+def iso_time(unix: float) -> str:
+    """
+    A time as receivers read it: RFC 3339, in UTC.
+    """
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -13,12 +13,13 @@ from rankscope_server.domain.alert_notice import Notice
 
 GIVE_UP_SECONDS = 3600.0
 """
-A firing alert that could not be delivered for so long is old news: neither it nor its end is delivered any more.
+An alert that came and went while its receiver took nothing is old news so long after its end: nothing of it is sent any
+more. One that still fires is never given up.
 """
 
 RESOLVED_GIVE_UP_SECONDS = 86400.0
 """
-The end of an alert that was delivered is worth more patience: somebody waits for it.
+The end of an alert that the receiver knows of is worth more patience: somebody waits for it.
 """
 
 LIMIT = 1000
@@ -67,12 +68,16 @@ def admit(queue: Queue, notice: Notice, now: float) -> tuple[Queue, Queue]:
     )
 
 
-def plan_next(queue: Queue, now: float) -> Waiting | None:
+def plan_next(queue: Queue, now: float, batch: int = 1) -> tuple[Notice, ...]:
     """
-    The notice to send now, the one that is due for longest; None where there is none.
+    The notices to send now, at most `batch`, those that are due for longest first; empty where there is none.
+
+    One that has failed goes alone, so that it fails no other.
     """
-    due = [waiting for waiting in _first_of_each(queue) if waiting.due <= now]
-    return min(due, key=lambda waiting: waiting.due, default=None)
+    due = sorted((w for w in _first_of_each(queue) if w.due <= now), key=lambda w: w.due)
+    if due and due[0].attempts:
+        return (due[0].notice,)
+    return tuple(waiting.notice for waiting in due if not waiting.attempts)[:batch]
 
 
 def next_due(queue: Queue) -> float | None:
@@ -82,29 +87,31 @@ def next_due(queue: Queue) -> float | None:
     return min((waiting.due for waiting in _first_of_each(queue)), default=None)
 
 
-def taken(queue: Queue, notice: Notice, now: float) -> Queue:
+def taken(queue: Queue, notices: Sequence[Notice], now: float) -> Queue:
     """
-    The queue after a notice was taken: the receiver is well, so whatever has failed before is due at once.
+    The queue after notices were taken: the receiver is well, so whatever has failed before is due at once.
     """
+    ids = {notice.id for notice in notices}
     return tuple(
-        dataclasses.replace(waiting, due=min(waiting.due, now)) for waiting in queue if waiting.notice.id != notice.id
+        dataclasses.replace(waiting, due=min(waiting.due, now)) for waiting in queue if waiting.notice.id not in ids
     )
 
 
-def refused(queue: Queue, notice: Notice, now: float, *, reached: bool) -> Queue:
+def refused(queue: Queue, notices: Sequence[Notice], now: float, *, reached: bool) -> Queue:
     """
-    The queue after a notice was not taken. A receiver that was not even reached takes no other one either, for now.
+    The queue after notices were not taken. A receiver that was not even reached takes no other one either, for now.
     """
-    failed = next((waiting for waiting in queue if waiting.notice.id == notice.id), None)
-    if failed is None:
+    ids = {notice.id for notice in notices}
+    failed = [waiting for waiting in queue if waiting.notice.id in ids]
+    if not failed:
         return queue
-    again = now + retry_seconds(failed.attempts)
+    pause = now + retry_seconds(min(waiting.attempts for waiting in failed))
     return tuple(
-        dataclasses.replace(waiting, due=again, attempts=waiting.attempts + 1)
-        if waiting is failed
+        dataclasses.replace(waiting, due=now + retry_seconds(waiting.attempts), attempts=waiting.attempts + 1)
+        if waiting.notice.id in ids
         else waiting
         if reached
-        else dataclasses.replace(waiting, due=max(waiting.due, again))
+        else dataclasses.replace(waiting, due=max(waiting.due, pause))
         for waiting in queue
     )
 
@@ -120,17 +127,20 @@ def give_up(queue: Queue, now: float) -> tuple[Queue, Queue]:
     """
     The queue without what comes too late, and that. With the beginning of an alert goes all that follows it.
     """
-    late = [waiting.notice for waiting in _first_of_each(queue) if now - waiting.since >= _patience(waiting.notice)]
+    first = {waiting.notice.alert: waiting.notice.change for waiting in _first_of_each(queue)}
+    late = {
+        waiting.notice.alert
+        for waiting in queue
+        if waiting.notice.change is Change.RESOLVED
+        and now - waiting.since
+        >= (GIVE_UP_SECONDS if first[waiting.notice.alert] is Change.FIRING else RESOLVED_GIVE_UP_SECONDS)
+    }
     if not late:
         return queue, ()
-    alerts = {notice.alert for notice in late if notice.change is Change.FIRING}
-    ids = {notice.id for notice in late}
-    dropped = tuple(w for w in queue if w.notice.alert in alerts or w.notice.id in ids)
-    return tuple(waiting for waiting in queue if waiting not in dropped), dropped
-
-
-def _patience(notice: Notice) -> float:
-    return RESOLVED_GIVE_UP_SECONDS if notice.change is Change.RESOLVED else GIVE_UP_SECONDS
+    return (
+        tuple(waiting for waiting in queue if waiting.notice.alert not in late),
+        tuple(waiting for waiting in queue if waiting.notice.alert in late),
+    )
 
 
 def _first_of_each(queue: Queue) -> Sequence[Waiting]:

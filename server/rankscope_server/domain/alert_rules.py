@@ -221,6 +221,15 @@ def assess_exporters(
     return (Condition(key, Severity.WARNING, summary, since, tuple(exporter.url for exporter in silent)),)
 
 
+def assess_receiver(name: str, error: str, waiting: int, since_unix: float) -> Condition:
+    """
+    That a receiver does not take what is sent to it.
+    """
+    rest = f"; {waiting} {'notification waits' if waiting == 1 else 'notifications wait'}" if waiting else ""
+    key = AlertKey(BY_KIND["receiver"], "", "", name)
+    return Condition(key, Severity.WARNING, f"Alerts do not reach {name}: {error}{rest}", since_unix)
+
+
 def loudness(severity: Severity) -> int:
     """
     Severities in order.
