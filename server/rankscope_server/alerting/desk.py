@@ -99,6 +99,8 @@ class AlertDesk:
         """Per alert: the receivers that know of it, or will."""
         self._out: list[AlertWrite] = []
         """What is to be kept, and then told."""
+        self._keeping: list[AlertWrite] = []
+        """What is being kept."""
         self._woken = anyio.Event()
         self._swept = float("-inf")
 
@@ -191,13 +193,12 @@ class AlertDesk:
         writes, self._out = self._out, []
         if not writes:
             return
-        await self.ledger.soon(
-            AlertWrite(
-                tuple(alert for write in writes for alert in write.alerts),
-                tuple(delivery for write in writes for delivery in write.deliveries),
-            )
-        )
-        for receiver, notice in (delivery for write in writes for delivery in write.deliveries):
+        self._keeping = writes
+        alerts = tuple(alert for write in writes for alert in write.alerts)
+        deliveries = tuple(delivery for write in writes for delivery in write.deliveries)
+        await self.ledger.soon(AlertWrite(alerts, deliveries))
+        self._keeping = []
+        for receiver, notice in deliveries:
             self.channels[receiver].put(notice)
 
     async def _dispatch(self) -> None:
@@ -295,13 +296,14 @@ class AlertDesk:
 
     def reminders(self, receiver: str, now: Moment) -> list[Notice]:
         """
-        What a receiver was told of that still fires.
+        What a receiver was told of that still fires. Of what is not kept yet it hears once that is.
         """
+        unkept = {notice.alert for write in (*self._out, *self._keeping) for _, notice in write.deliveries}
         return [
             reminder_of(alert, now.unix)
             for alerts in self._alerts.values()
             for alert in alerts.values()
-            if alert.state is AlertState.FIRING and receiver in self._told.get(alert.id, ())
+            if alert.state is AlertState.FIRING and alert.id not in unkept and receiver in self._told.get(alert.id, ())
         ]
 
     # -- reads
