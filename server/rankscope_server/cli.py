@@ -15,10 +15,14 @@ import typer
 import uvicorn
 
 from rankscope_server import __version__
+from rankscope_server.alerting.create import create_links
 from rankscope_server.app import create_app
 from rankscope_server.auth import password_line, read_passwords
+from rankscope_server.commands.alert import alert
 from rankscope_server.commands.replay import replay
+from rankscope_server.domain.model import Severity
 from rankscope_server.ingest.access import create_auth, create_tls_context
+from rankscope_server.notify.create import create_receivers
 from rankscope_server.settings import ConfigError, ServerSettings, load_settings
 from rankscope_server.store import StoreError, StoreVersionError, open_store
 
@@ -82,6 +86,12 @@ def serve(
     password_file: Annotated[
         Path | None, typer.Option(help="Users who may sign in: lines made by `rankscope password NAME`.")
     ] = None,
+    alertmanager: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address of an Alertmanager that gets every alert, like http://127.0.0.1:9093. Can be repeated."
+        ),
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
 ) -> None:
     """
@@ -94,6 +104,7 @@ def serve(
         "data_dir": data_dir,
         "database_url": database_url,
         "password_file": password_file,
+        "alertmanagers": tuple(alertmanager) if alertmanager else None,
     }
     try:
         settings = load_settings(config, target or (), flags)
@@ -220,7 +231,7 @@ def check_config(
     target: Target = None,
 ) -> None:
     """
-    Check settings, token files and the password file, and say what would be watched.
+    Check settings, token files, receivers of alerts and the password file, and say what would be watched.
     """
     try:
         settings = load_settings(config, target or ())
@@ -231,6 +242,10 @@ def check_config(
             has_token = create_auth(deployment).control.value is not None
             control = "can be toggled" if has_token else "read only: no control token"
             typer.echo(f"{deployment.name} ({deployment.role.value}, {control}): {', '.join(deployment.exporters)}")
+        for receiver, route in create_receivers(settings.receivers, create_links(settings)):
+            severities = " and ".join(severity.value for severity in Severity if severity in route.severities)
+            of = f" of {', '.join(sorted(route.deployments))}" if route.deployments else ""
+            typer.echo(f"alerts ({severities}{of}) go to {receiver.name}: {receiver.kind}, {receiver.where}")
     except ConfigError as error:
         _fail(str(error))
     if not settings.deployments:
@@ -238,6 +253,7 @@ def check_config(
 
 
 cli.command()(replay)
+cli.add_typer(alert)
 
 
 def main() -> None:
