@@ -109,7 +109,8 @@ def test_command_and_flags_exist(path: str, command: str) -> None:
     if own[0].startswith("-"):
         known, flags = help_of(program), own
     else:
-        known, flags = help_of(program, own[0]), own[1:]
+        depth = 2 if "\nCommands:\n" in help_of(program, own[0]) else 1  # a command may be one of a group
+        known, flags = help_of(program, *own[:depth]), own[depth:]
     missing = [flag for flag in flags if flag.startswith("--") and flag.partition("=")[0] not in known]
     assert not missing, f"{path}: `{command}`: no {missing}"
 
