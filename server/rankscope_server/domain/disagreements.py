@@ -57,7 +57,8 @@ def assess_batches(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement
     """
     Ranks that were given different batches: their rolling hashes differ at the same ordinal.
     """
-    known = aligned.reached(Phase.SCHEDULED)
+    # A rank whose step hook failed has left that step out of its hash ever since.
+    known = aligned.reached(Phase.SCHEDULED) & _rows(ranks, [rank.steps_whole for rank in ranks])
     differs = differing(aligned.records["batch_hash"], known)
     first = _first(differs)
     if first is None:

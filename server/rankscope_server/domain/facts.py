@@ -46,6 +46,11 @@ OPTIONAL_HOOKS = frozenset({"_is_all_reqs_chunked_prefill", "PPHandler.broadcast
 What some releases of vLLM lack without anything being missed.
 """
 
+STEP_HOOK = "execute_model"
+"""
+The hook that counts steps and hashes what is scheduled.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankFacts:
@@ -113,6 +118,27 @@ class RankFacts:
         return max(0.0, (self.clock.monotonic_ns - max(head.begin_ns, head.decide_ns, head.end_ns)) / 1e9)
 
     @property
+    def answered(self) -> float:
+        """Monotonic second at which its exporter last spoke of it."""
+        return max(self.clock.received, self.reported)
+
+    @property
+    def active_until(self) -> float:
+        """Monotonic second, of the server's clock, at which it last did something; minus infinity before its first step."""
+        return self.clock.received - self.quiet_seconds
+
+    @property
+    def started(self) -> float:
+        """Monotonic second, of the server's clock, at which its process began; minus infinity where its node's wall clock was set since."""
+        age = self.clock.unix - self.report.started_unix
+        return self.clock.received - age if age >= 0 else -math.inf
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step that it is known to have begun; 0 before the first."""
+        return max(self.history.last, self.report.step)
+
+    @property
     def running(self) -> bool:
         """Whether its process runs, as far as is known."""
         return self.report.life is RankLife.RUNNING
@@ -131,6 +157,11 @@ class RankFacts:
     def seen_whole(self) -> bool:
         """Whether no hook of it is off and none has failed: its counts leave nothing out."""
         return not self.report.faults and not self.lost_hooks
+
+    @property
+    def steps_whole(self) -> bool:
+        """Whether the hook that counts its steps has never failed."""
+        return not any(hook.faults for hook in self.report.hooks if hook.hook == STEP_HOOK)
 
     @property
     def lost_hooks(self) -> tuple[HookReport, ...]:
@@ -241,7 +272,7 @@ class EngineFacts:
     @property
     def newest_step(self) -> int:
         """The newest step that a rank began; 0 before the first."""
-        return max(max(rank.history.last, rank.report.step) for rank in self.ranks)
+        return max(rank.newest_step for rank in self.ranks)
 
     def data_age_seconds(self, now: Moment) -> float | None:
         """
@@ -264,6 +295,15 @@ def reach_of(group: Sequence[RankFacts]) -> int:
     How many batches of an engine can be in flight, at least 1: a request comes round after as many steps.
     """
     return max(1, group[0].report.identity.pp_size)
+
+
+def of_one_run(group: Sequence[RankFacts]) -> Sequence[RankFacts]:
+    """
+    The ranks of a group whose processes ran at the same time, which are all unless an engine is started anew under its old
+    name: what is left of its last run then has taken no step since the newest process began.
+    """
+    newest = max(rank.started for rank in group)
+    return [r for r in group if r.history.last == 0 or r.active_until >= newest or r.started == newest]
 
 
 def rank_labels(ids: Sequence[RankId]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ yet, an idle engine, a first step that compiles for half a minute.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from rankscope_exporter.contract import RankReport
 from rankscope_server.domain.acts import note_acts
@@ -17,11 +18,11 @@ from rankscope_server.domain.blindness import assess_blind, find_unseen
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.disagreements import Disagreement, assess_disagreements
 from rankscope_server.domain.drift import Drifting, assess_drift, lasting_drifts
-from rankscope_server.domain.facts import EngineFacts, RankFacts, reach_of
+from rankscope_server.domain.facts import EngineFacts, RankFacts, of_one_run, reach_of
 from rankscope_server.domain.life import assess_life
-from rankscope_server.domain.mixed import assess_mitigation
+from rankscope_server.domain.mixed import assess_mitigation, reports_differ
 from rankscope_server.domain.model import ActedMark, Evidence, Finding, FindingKind, Severity
-from rankscope_server.domain.motion import assess_motion
+from rankscope_server.domain.motion import assess_motion, still_parted
 from rankscope_server.domain.requests import masked_requests
 
 __all__ = ["STICKY", "EngineMemory", "assess", "settle"]
@@ -44,6 +45,8 @@ class EngineMemory:
     """Those that were and are no more, newest first, a few."""
     last_differing: Mapping[tuple[FindingKind, int], int] = field(default_factory=dict)
     """The last step at which ranks were seen to differ."""
+    mixed_since: Mapping[int, float] = field(default_factory=dict)
+    """Per dp rank: monotonic second since which reports differ about the trim fix."""
     acted: tuple[ActedMark, ...] = ()
     """When toggles of the trim fix took effect, oldest first, a few."""
 
@@ -85,9 +88,12 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
     """
     Look at an engine: the memory that follows, with every finding that holds now.
     """
+    groups = [of_one_run(group) for group in engine.groups]
+    memory = _of_this_run(memory, groups)
     last_differing = dict(memory.last_differing)
+    mixed_since: dict[int, float] = {}
     assessed: list[Assessed] = []
-    for group in engine.groups:
+    for group in groups:
         dp = group[0].id.dp_rank
         lasting: list[Drifting] = []
         for aligned in _changed(group, memory.seen):
@@ -98,17 +104,33 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
                     assessed.append(_of_disagreement(found, group, dp))
             lasting += lasting_drifts(aligned, group, reach_of(group))
         assessed += assess_drift(engine, group, lasting, memory.findings.get((FindingKind.DRIFT, dp)), now)
-        kinds = {kind for kind, of in memory.findings if of == dp} | {one.kind for one in assessed if one.group == dp}
-        assessed += assess_motion(group, kinds, memory.findings, now)
+        kinds = frozenset(kind for kind, of in (*memory.findings, *(one.key for one in assessed)) if of == dp)
+        parted = still_parted(kinds, last_differing.get((FindingKind.MASK_DISAGREEMENT, dp), 0), group)
+        assessed += assess_motion(engine, group, parted, memory.findings, now)
         assessed += assess_life(engine, group, now)
-        assessed += assess_mitigation(group, now)
+        if reports_differ(group):
+            mixed_since[dp] = memory.mixed_since.get(dp, now.monotonic)
+        mixed = memory.findings.get((FindingKind.MITIGATION_MIXED, dp))
+        assessed += assess_mitigation(group, mixed, mixed_since.get(dp, inf), now)
     unseen = find_unseen(engine, memory.sound)
     assessed += assess_blind(engine, unseen, now)
     sound = {rank.report.key: rank.report for rank in engine.ranks if rank not in unseen}
-    seen = {rank.report.key: rank.history.revision for rank in engine.ranks}
+    seen = {rank.report.key: rank.history.revision for group in groups for rank in group}
     acted = note_acts(engine, memory.acted)
-    memory = dataclasses.replace(memory, seen=seen, sound=sound, last_differing=last_differing, acted=acted)
+    memory = dataclasses.replace(
+        memory, seen=seen, sound=sound, mixed_since=mixed_since, last_differing=last_differing, acted=acted
+    )
     return settle(memory, assessed, engine, now)
+
+
+def _of_this_run(memory: EngineMemory, groups: Sequence[Sequence[RankFacts]]) -> EngineMemory:
+    """
+    What still holds of `memory`: nothing but its past if every process has been replaced under the engine's old name.
+    """
+    if not memory.seen or any(rank.report.key in memory.seen for group in groups for rank in group):
+        return memory
+    closed = (*(dataclasses.replace(finding, open=False) for finding in memory.findings.values()), *memory.closed)
+    return EngineMemory(closed=closed[:CLOSED_KEPT])
 
 
 def settle(memory: EngineMemory, assessed: Sequence[Assessed], engine: EngineFacts, now: Moment) -> EngineMemory:

@@ -8,10 +8,9 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from rankscope_exporter.contract import Guard, Phase, RankLife
-from rankscope_server.domain.alignment import newest_step
 from rankscope_server.domain.assessed import STICKY, Assessed, values_of
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.facts import RankFacts, joined, seconds
+from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, seconds
 from rankscope_server.domain.model import Evidence, Finding, FindingKind, Severity
 
 WEDGE_SECONDS = 3.0
@@ -34,6 +33,11 @@ WARM_UP_STEPS, WARM_UP_SECONDS = 8, 90.0
 The first steps of an engine may compile: their limit is never below this.
 """
 
+AGREED_STEPS = 64
+"""
+Steps without a mask disagreement after which one that was is no reason to hang any more.
+"""
+
 _PHASES: dict[int, str] = {
     Phase.SCHEDULED: "scheduled",
     Phase.STATE_UPDATED: "state updated",
@@ -53,26 +57,34 @@ def usual_step_seconds(rank: RankFacts) -> float:
 
 
 def assess_motion(
+    engine: EngineFacts,
     group: Sequence[RankFacts],
-    kinds: AbstractSet[FindingKind],
+    parted: AbstractSet[FindingKind],
     known: Mapping[tuple[FindingKind, int], Finding],
     now: Moment,
 ) -> Iterator[Assessed]:
     """
-    Whether the ranks of a group are stuck; `kinds` are the findings that hold for it now, `known` those that did before.
+    Whether the ranks of a group are stuck; `parted` are the disagreements that stand between them (`still_parted`),
+    `known` the findings of the last look.
     """
     dp = group[0].id.dp_rank
     stuck = [rank for rank in group if rank.in_flight]
     if not stuck or any(rank.report.life is RankLife.STOPPED for rank in group):
         return
-    frozen = min(rank.quiet_seconds for rank in group)
+    held = (FindingKind.WEDGED, dp) in known
+    if not held and max(rank.quiet_seconds for rank in group) < WEDGE_SECONDS:
+        return
+    seen = _in_reach(engine, group, now)
+    frozen = frozen_seconds(seen)
+    stuck = [rank for rank in seen if rank.in_flight]
+    if not stuck:
+        return
     step = min(rank.history.last for rank in stuck)
     since = now.unix - frozen
-    if not kinds.isdisjoint(STICKY):
+    if parted:
         # A wedge that was seen before the last process ended is not undone by it.
-        held = (FindingKind.WEDGED, dp) in known and frozen > 1.0
-        if held or (frozen >= WEDGE_SECONDS and frozen >= _wedge_limit(group, kinds)):
-            evidence = Evidence(values_of(group, (_standing(rank) for rank in group)), _requests(known, dp))
+        if (held and frozen > 1.0) or (frozen >= WEDGE_SECONDS and frozen >= _wedge_limit(seen, step, parted)):
+            evidence = Evidence(values_of(group, map(_standing, group)), _requests(known, dp))
             sentence = _wedge_sentence(group, frozen)
             yield Assessed(FindingKind.WEDGED, dp, Severity.CRITICAL, sentence, step, tuple(stuck), since, evidence)
         return
@@ -80,22 +92,54 @@ def assess_motion(
         return  # that a process is gone, or its step failed, says it better
     if frozen < STALL_SECONDS:
         return
-    limit = _limit(group, STALL_SECONDS, 50)
+    limit = _limit(seen, step, STALL_SECONDS, 50)
     if frozen >= limit:
         severity = Severity.CRITICAL if frozen >= STALL_CRITICAL * limit else Severity.WARNING
-        sentence = f"no rank has moved for {seconds(frozen)} with step {step} in flight on {joined(r.label for r in stuck)}; no disagreement is known"
-        evidence = Evidence(values_of(group, (_standing(rank) for rank in group)))
+        healed = any((kind, dp) in known for kind in STICKY)
+        disagreement = "ranks that differed before agree since" if healed else "no disagreement is known"
+        sentence = f"no rank has moved for {seconds(frozen)} with step {step} in flight on {joined(r.label for r in stuck)}; {disagreement}"
+        evidence = Evidence(values_of(group, map(_standing, group)))
         yield Assessed(FindingKind.STALLED, dp, severity, sentence, step, tuple(stuck), since, evidence)
 
 
-def _wedge_limit(group: Sequence[RankFacts], kinds: AbstractSet[FindingKind]) -> float:
-    return WEDGE_SECONDS if FindingKind.GUARD_DISAGREEMENT in kinds else _limit(group, WEDGE_SECONDS, 10)
+def still_parted(kinds: frozenset[FindingKind], last_mask: int, group: Sequence[RankFacts]) -> AbstractSet[FindingKind]:
+    """
+    Those of `kinds` because of which ranks may hang. Masks that have agreed for long since `last_mask`, the step at which
+    they last differed, are no reason any more.
+    """
+    parted = kinds.intersection(STICKY)
+    if parted == {FindingKind.MASK_DISAGREEMENT} and min(r.history.last for r in group) - last_mask >= AGREED_STEPS:
+        return frozenset()
+    return parted
 
 
-def _limit(group: Sequence[RankFacts], least: float, steps: float) -> float:
+def frozen_seconds(ranks: Sequence[RankFacts]) -> float:
+    """
+    For how long all ranks were seen to do nothing at the same time; they are not all looked at at the same moment.
+
+    Told by their nodes' clocks alone: an exporter that is not reached makes no rank look frozen.
+    """
+    return min(rank.clock.received for rank in ranks) - max(rank.active_until for rank in ranks)
+
+
+def _in_reach(engine: EngineFacts, group: Sequence[RankFacts], now: Moment) -> Sequence[RankFacts]:
+    """
+    The ranks whose exporters answer: as ranks move together, these show whether all do. All where none answers.
+    """
+    silent = {exporter.url for exporter in engine.exporters if exporter.out_of_reach(now)}
+    return [rank for rank in group if rank.exporter not in silent] or group
+
+
+def _wedge_limit(group: Sequence[RankFacts], step: int, parted: AbstractSet[FindingKind]) -> float:
+    return WEDGE_SECONDS if FindingKind.GUARD_DISAGREEMENT in parted else _limit(group, step, WEDGE_SECONDS, 10)
+
+
+def _limit(group: Sequence[RankFacts], step: int, least: float, steps: float) -> float:
+    """
+    Seconds that `step`, the earliest in flight, may take.
+    """
     usual = max(usual_step_seconds(rank) for rank in group)
-    warming = newest_step([rank.history for rank in group]) <= WARM_UP_STEPS
-    return max(least, steps * min(usual, 6.0), WARM_UP_SECONDS if warming else 0.0)
+    return max(least, steps * min(usual, 6.0), WARM_UP_SECONDS if step <= WARM_UP_STEPS else 0.0)
 
 
 def _requests(known: Mapping[tuple[FindingKind, int], Finding], dp: int) -> tuple[str, ...]:

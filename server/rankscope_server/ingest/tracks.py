@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope_exporter.contract import RankLife, RankReport, RanksAnswer, RequestsAnswer, RequestTable, StepsFrame
+from rankscope_exporter.contract import RankReport, RanksAnswer, RequestsAnswer, RequestTable, StepsFrame
 from rankscope_server.domain.clock import Moment, NodeClock
 from rankscope_server.domain.drift import device_drift
 from rankscope_server.domain.facts import EngineFacts, ExporterFacts, RankFacts, rank_labels
@@ -273,7 +273,10 @@ def _rank_facts(rank: RankId, label: str, exporter: ExporterTrack, track: RankTr
 
 def _takes_place_of(newer: EngineFacts, ended: EngineFacts) -> bool:
     """
-    Whether a newer engine runs where an ended one ran: a rank of it is on the same node.
+    Whether a newer engine came up where an ended one had run: a rank of it began on the same node after the last step there.
     """
-    hosts = {rank.report.identity.host for rank in ended.ranks}
-    return any(rank.report.life is not RankLife.GONE and rank.report.identity.host in hosts for rank in newer.ranks)
+    last: dict[str, float] = {}
+    for rank in ended.ranks:
+        host = rank.report.identity.host
+        last[host] = max(last.get(host, -math.inf), rank.active_until, rank.started)
+    return any(rank.started > last.get(rank.report.identity.host, math.inf) for rank in newer.ranks)
