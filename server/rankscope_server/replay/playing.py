@@ -107,6 +107,9 @@ class _Track:
     """Up to which its file speaks, by its node's monotonic clock."""
     history: StepHistory = field(default_factory=StepHistory)
     trim: MitigationState | None = None
+    life: RankLife = RankLife.RUNNING
+    life_since: float = 0.0
+    """Wall-clock second since which `life` holds."""
     _report: RankReport | None = None
     _stands: tuple[object, ...] = ()
 
@@ -116,21 +119,23 @@ class _Track:
         """
         rank, saved = self.rank, self.rank.saved
         node_ns = min(rank.node_ns(unix_ns), self.limit_ns)
-        self.timeline.give(self.history, node_ns)
-        self._note_trim()
-        unix = unix_ns / 1e9
-        report = self._told(life, at_end=node_ns >= (self.timeline.last_ns or 0), node_ns=node_ns)
+        if self.timeline.give(self.history, node_ns):
+            self._note_trim()
+        answered = rank.unix_ns(node_ns) / 1e9
+        if self.life is not life or not self.life_since:
+            self.life, self.life_since = life, answered
+        report = self._told(at_end=node_ns >= (self.timeline.last_ns or 0), node_ns=node_ns)
         return RankFacts(
             id=saved.id,
             label=rank.label,
             report=report,
             history=self.history,
-            clock=NodeClock(node_ns, rank.unix_ns(node_ns) / 1e9, unix),
+            clock=NodeClock(node_ns, answered, answered),
             exporter=saved.file.shown,
-            first_seen=unix,
-            life_since=unix,
+            first_seen=unix_ns / 1e9,  # ranks of which no file is here are told of by themselves, and not as blindness
+            life_since=self.life_since,
             requests=self._requests(),
-            reported=unix,
+            reported=answered,
         )
 
     def _note_trim(self) -> None:
@@ -143,7 +148,7 @@ class _Track:
                 self.trim = known.get(int(record["mitigation"]), self.trim)
                 return
 
-    def _told(self, life: RankLife, *, at_end: bool, node_ns: int) -> RankReport:
+    def _told(self, *, at_end: bool, node_ns: int) -> RankReport:
         """
         The rank's report as it must have been at the time; made anew only when it says something else.
         """
@@ -152,11 +157,11 @@ class _Track:
         acted = self.history.last >= final.control.acted_step
         device_ns = self.rank.saved.device_ns
         sampled = device_ns is not None and device_ns <= node_ns
-        stands = (life, failed is not None, acted, self.trim, sampled, at_end)
+        stands = (self.life, failed is not None, acted, self.trim, sampled, at_end)
         step = max(self.history.last, final.step if at_end else 0)
         if self._report is None or stands != self._stands:
             self._stands = stands
-            changes: dict[str, object] = {"life": life, "failure": failed}
+            changes: dict[str, object] = {"life": self.life, "failure": failed}
             if not acted:
                 changes["control"] = _before(final.control)
             if self.trim is not None:
@@ -206,7 +211,7 @@ def play(engine: SavedEngine, *, until_unix: float | None = None, progress: Prog
     log, forecasts, incidents = _Log(), _Forecasts(), _Incidents()
     memory, looks = EngineMemory(), 0
     while True:
-        facts = _look(engine, tracks, now, memory, end=end)
+        facts = _look(engine, tracks, now, memory)
         memory = assess(facts, memory, at(now))
         log.note(memory, now / 1e9)
         incidents.note(facts, memory, at(now))
@@ -259,9 +264,9 @@ def _moments(tracks: list[_Track]) -> Nanoseconds:
     return np.unique(np.concatenate([track.timeline.moments + track.rank.unix_ns(0) for track in tracks]))
 
 
-def _look(engine: SavedEngine, tracks: list[_Track], now: int, memory: EngineMemory, *, end: int) -> EngineFacts:
+def _look(engine: SavedEngine, tracks: list[_Track], now: int, memory: EngineMemory) -> EngineFacts:
     parted = memory.has(*STICKY)
-    ranks = tuple(track.look(now, life=_life(track, now, parted=parted, end=end)) for track in tracks)
+    ranks = tuple(track.look(now, life=_life(track, now, parted=parted)) for track in tracks)
     unix = now / 1e9
     exporters = tuple(
         ExporterFacts(shown, unix, "", control=None, token=False, since=unix)
@@ -270,7 +275,7 @@ def _look(engine: SavedEngine, tracks: list[_Track], now: int, memory: EngineMem
     return EngineFacts("", engine.name, ranks, exporters)
 
 
-def _life(track: _Track, now: int, *, parted: bool, end: int) -> RankLife:
+def _life(track: _Track, now: int, *, parted: bool) -> RankLife:
     """
     What is taken for the life of a rank's process; RUNNING while nothing else is known.
 
@@ -278,11 +283,10 @@ def _life(track: _Track, now: int, *, parted: bool, end: int) -> RankLife:
     was lost right after the last thing that it did; where they had parted, it may as well have been ended because of that.
     """
     life = track.rank.taken.life
-    if life not in (RankLife.GONE, RankLife.STOPPED):
-        return RankLife.RUNNING
+    if parted or life not in (RankLife.GONE, RankLife.STOPPED):
+        return track.life
     last = track.timeline.last_ns or track.rank.saved.created_ns
-    lost = now >= end or (not parted and now >= track.rank.unix_ns(last) + LIFE_NS)
-    return life if lost else RankLife.RUNNING
+    return life if now >= track.rank.unix_ns(last) + LIFE_NS else track.life
 
 
 def _next_look(now: int, moments: Nanoseconds, facts: EngineFacts) -> int:

@@ -64,22 +64,24 @@ class Timeline:
         """When the rank did the last thing that is known of it; None if that is nothing."""
         return int(self.ended.max()) if len(self._records) else None
 
-    def give(self, history: StepHistory, until: int) -> None:
+    def give(self, history: StepHistory, until: int) -> bool:
         """
-        Have `history` absorb what was known at `until`, and was not given before.
+        Have `history` absorb what was known at `until`, and was not given before; whether there was any.
         """
         end = int(np.searchsorted(self.begun, until, side="right"))
         if end == self._given:
-            return
+            return False
         window = slice(self._given, end)
         phases = self._phases(window, until)
         fresh = phases > self._known[window]
-        if fresh.any():
+        anything = bool(fresh.any())
+        if anything:
             history.absorb(as_of(self._records[window][fresh], phases[fresh]))
             self._known[window] = phases
         # A step whose last word has been given is never looked at again.
         final = phases >= self._records["phase"][window]
         self._given += len(final) if final.all() else int(final.argmin())
+        return anything
 
     def _phases(self, window: slice, until: int) -> npt.NDArray[np.uint8]:
         """

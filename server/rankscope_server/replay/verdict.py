@@ -115,13 +115,16 @@ def _notes(played: Played, *, until_given: bool) -> Iterator[str]:
     for rank in played.engine.ranks:
         if rank.taken.age_seconds > REACH_SECONDS:
             yield f"nothing had been heard of {rank.label} for {seconds(rank.taken.age_seconds)} when the copy was made"
+    for life, fate in ((RankLife.GONE, "had ended"), (RankLife.STOPPED, "was stopped by a signal")):
+        lost = [rank.label for rank in ranks if taken[rank.label].life is life and rank.report.life is not life]
+        if lost:
+            yield f"{_processes(lost)} {fate if len(lost) == 1 else fate.replace('was', 'were')} by the time the copy was made"
     lives = (None, RankLife.UNKNOWN)
     unknown = [rank.label for rank in ranks if taken[rank.label].life in lives]
     if unknown:
         yield f"whether {_processes(unknown)} lived is not known: nothing that is here tells"
-    lost = [rank for rank in ranks if rank.history.first > 1]
-    if lost:
-        first = max(rank.history.first for rank in lost)
+    first = max((rank.history.first for rank in ranks), default=0)
+    if first > 1:
         yield f"nothing is known of the steps before step {first}: the ring holds no more"
     if played.left_out:
         yield f"{played.left_out} step records are left out: they claim to be older than their file"
