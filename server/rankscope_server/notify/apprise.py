@@ -5,6 +5,7 @@ The many services that apprise knows: messengers, mail, pagers.
 import hashlib
 import logging
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,9 @@ class Apprise:
         """
         del now_unix
         for notice in notices:
+            if self._busy.locked():
+                msg = "it still waits for the answer to the last message: see that the service can be reached from here"
+                raise DeliveryError(msg, reached=False)
             try:
                 with anyio.fail_after(self._timeout):
                     taken = await to_thread.run_sync(
@@ -70,18 +74,12 @@ class Apprise:
                 raise DeliveryError(msg, reached=False)
 
     def _notify(self, notice: Notice) -> bool:
-        if not self._busy.acquire(blocking=False):
-            return False  # the last attempt still waits for its answer
-        try:
-            return bool(
-                self._service.notify(
-                    title=notice.title, body=build_text(notice, self._links), notify_type=message_type(notice)
-                )
-            )
-        except Exception:  # noqa: BLE001  its text may hold the address, and so a token
-            return False
-        finally:
-            self._busy.release()
+        text, kind = build_text(notice, self._links), message_type(notice)
+        with self._busy:
+            try:
+                return bool(self._service.notify(title=notice.title, body=text, notify_type=kind))
+            except Exception:  # noqa: BLE001  its text may hold the address, and so a token
+                return False
 
     async def close(self) -> None:
         """
@@ -129,7 +127,9 @@ def parse_service(url: str) -> "NotifyBase | None":
     # What it logs may hold tokens, and whether a message was taken is told by its answer.
     logging.getLogger("apprise").propagate = False
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
-    service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it loads all that it has, most of which nobody uses
+        service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
     return service if isinstance(service, apprise.NotifyBase) else None
 
 
