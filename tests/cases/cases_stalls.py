@@ -190,7 +190,7 @@ CASES = (
     Case(
         "drafter-skipped-by-some",
         "Some ranks skip the drafter and leave the step, the others wait in it.",
-        ("vLLM issue 44185", "vLLM pull request 49027", "vLLM issue 44063"),
+        ("vLLM issue 44185", "vLLM issue 44954", "vLLM pull request 49027", "vLLM issue 44063", "SGLang issue 29144"),
         drafter_skipped_by_some,
     ),
     Case(
@@ -220,7 +220,7 @@ CASES = (
     Case(
         "replicas-out-of-step",
         "Of two data-parallel replicas one leaves an empty step early.",
-        ("vLLM pull request 28774", "SGLang issue 29144"),
+        ("vLLM pull request 28774",),
         replicas_out_of_step,
     ),
     Case(
