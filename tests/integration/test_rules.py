@@ -120,3 +120,14 @@ def test_runbooks_can_be_elsewhere(tmp_path: Path) -> None:
     refused = subprocess.run(["sh", str(script), "wiki"], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2
     assert "http" in refused.stderr
+
+
+def test_the_page_lists_every_alert() -> None:
+    """The page about Prometheus has each alert with its severities, linked to its runbook."""
+    page = (ROOT / "docs" / "prometheus.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \| ([a-z, ]+) \|", page, flags=re.MULTILINE)
+    severities: dict[str, list[str]] = {}
+    for rule in ALERTS:
+        known = severities.setdefault(rule["alert"], [])
+        known += {rule["labels"]["severity"]} - set(known)
+    assert dict(told) == {name: ", ".join(known) for name, known in severities.items()}

@@ -1,7 +1,7 @@
 """
 A real Prometheus and a real Alertmanager on loopback, as children that are ended by their process id.
 
-Both come up on a free port, scrape and evaluate once a second, and keep what they store in a directory of the caller's.
+Both come up on a free port and keep what they store in a directory of the caller's.
 """
 
 import contextlib
@@ -89,12 +89,18 @@ def start_alertmanager(
 
 @contextlib.contextmanager
 def start_prometheus(
-    targets: Mapping[str, str | Sequence[str]], alertmanager_url: str | None, rules: Path, directory: Path
+    targets: Mapping[str, str | Sequence[str]],
+    alertmanager_url: str | None,
+    rules: Path,
+    directory: Path,
+    *,
+    interval: str = "1s",
 ) -> Iterator[str]:
     """
     A Prometheus that scrapes exporters and evaluates `rules`; its base URL.
 
-    `targets` are base URLs of exporters (http://HOST:PORT), one or several, by the name of their deployment.
+    `targets` are base URLs of exporters (http://HOST:PORT), one or several, by the name of their deployment. `interval` is
+    the time between two scrapes, and between two evaluations, as Prometheus writes it.
 
     Raises:
         ToolMissingError: it is not installed.
@@ -105,7 +111,7 @@ def start_prometheus(
     home = directory / "prometheus"
     home.mkdir(parents=True)
     config: dict[str, Any] = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
         "rule_files": [str(rules.resolve())],
         "scrape_configs": [
             {
