@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_ranks import ManualClock, made_engine, made_rank, made_records, made_report
+from structlog.testing import capture_logs
 
 from rankscope_exporter.contract import RankLife
 from rankscope_server.domain.findings import EngineMemory
@@ -195,6 +196,19 @@ async def test_a_deployment_that_is_not_watched_any_more_closes_its_incidents(sc
     assert (await again.view(incident)).card.life is IncidentLife.CLOSED
 
 
+async def test_a_late_copy_of_a_closed_incident_leaves_the_next_one_alone(scene):
+    """An engine that was gone and is back has a new incident; the old one is still copied."""
+    scene.look(DRIFT)
+    first = scene.open_id
+    scene.desk.absent("chat", (), scene.clock.now())
+    scene.look(DRIFT)
+    second = scene.open_id
+    await scene.keep()
+    assert (scene.open_id, first != second) == (second, True)
+    assert (await scene.timeline(first))[-1] == "captured"
+    assert len(await scene.desk.cards(9)) == 2
+
+
 class Failing:
     """A store that is away."""
 
@@ -320,8 +334,10 @@ async def test_a_copy_that_fails_keeps_the_incident_from_nothing(scene, monkeypa
 
     monkeypatch.setattr(desk_module, "make_capture", fail)
     scene.look(DRIFT)
-    await scene.keep()
-    await scene.keep()
+    with capture_logs() as logs:
+        await scene.keep()
+        await scene.keep()
+    assert [line["event"] for line in logs].count("incident.capture_crashed") == 1
     assert await scene.timeline(scene.open_id) == ["found", "capture failed"]
 
 

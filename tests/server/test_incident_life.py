@@ -269,12 +269,13 @@ def test_no_drifting_step_is_held():
 def test_a_clock_that_was_set_back_turns_no_order_round(watched):
     """What happens later is told later."""
     watched.look(FindingKind.DRIFT)
+    watched.look(FindingKind.DRIFT, FindingKind.MASK_DISAGREEMENT, seconds=10)
     watched.clock.moment = dataclasses.replace(watched.clock.moment, unix=watched.clock.moment.unix - 3600)
-    watched.look(FindingKind.DRIFT, FindingKind.MASK_DISAGREEMENT)
+    watched.look(FindingKind.DRIFT, FindingKind.MASK_DISAGREEMENT, FindingKind.WEDGED)
     times = [event.at_unix for event in watched.incident.timeline]
 
     assert times == sorted(times)
-    assert [event.what for event in watched.incident.timeline] == ["found", "worsening"]
+    assert [event.what for event in watched.incident.timeline] == ["found", "worsening", "wedged"]
 
 
 def test_notes_go_to_their_place(watched):

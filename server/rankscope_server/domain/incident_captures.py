@@ -33,7 +33,8 @@ def plan_captures(incident: Incident, newest_step: int, *, ended: bool) -> tuple
     """
     The reasons for which the records of an engine are to be copied now; one copy does for all of them.
 
-    `ended` says that the engine has ended: what is held of it is forgotten some time later, so this is the last chance.
+    `ended` says that the engine has ended, at `newest_step`: what is held of it is forgotten some time later, so this is the
+    last chance.
     """
     return tuple(r for r in _reasons(incident, newest_step, ended=ended) if r not in incident.capture_reasons)
 

@@ -200,6 +200,11 @@ def follow(
         *(IncidentEvent(at, "over", _over_sentence(finding, engine)) for finding in over),
         *_passing_events(incident, engine, life, at),
     ]
+    quiet_since = _quiet_since(incident, life, now, seen=seen)
+    same = all(new is old for new, old in zip(findings, incident.findings, strict=False))
+    state = (life, level, quiet_since, engine.ended)
+    if not events and same and state == (incident.life, incident.level, incident.quiet_since, incident.ended):
+        return _close_in_time(incident, now)
     followed = dataclasses.replace(
         incident,
         life=life,
@@ -208,13 +213,19 @@ def follow(
         acted=(*incident.acted, *acted),
         drift_last=_drift_last(incident, engine, findings, over),
         ended=engine.ended,
-        quiet_since=_quiet_since(incident, life, now, seen=seen),
+        quiet_since=quiet_since,
     )
-    followed = note(followed, *events)
-    if followed.quiet_since is not None and now.monotonic - followed.quiet_since >= CLOSE_SECONDS:
-        followed, closing = close(followed, f"Nothing of it has held for {seconds(CLOSE_SECONDS)}.", now)
-        events += closing
-    return followed, tuple(events)
+    followed, closing = _close_in_time(note(followed, *events), now)
+    return followed, (*events, *closing)
+
+
+def _close_in_time(incident: Incident, now: Moment) -> tuple[Incident, tuple[IncidentEvent, ...]]:
+    """
+    The incident, closed if nothing of it has held for long enough.
+    """
+    if incident.quiet_since is None or now.monotonic - incident.quiet_since < CLOSE_SECONDS:
+        return incident, ()
+    return close(incident, f"Nothing of it has held for {seconds(CLOSE_SECONDS)}.", now)
 
 
 def close(incident: Incident, sentence: str, now: Moment) -> tuple[Incident, tuple[IncidentEvent, ...]]:
@@ -356,6 +367,8 @@ def _renewed(known: Finding, found: Finding) -> Finding:
     A finding that is known, as it shows itself now: when and where it began stays.
     """
     step = known.step if known.step is not None else found.step
+    if known == found:
+        return known
     before, after = known.evidence, found.evidence
     evidence = Evidence(
         after.values or before.values, after.requests or before.requests, before.began_with or after.began_with

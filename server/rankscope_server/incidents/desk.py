@@ -149,7 +149,7 @@ class IncidentDesk:
                 self._put(note(incident, IncidentEvent(at_unix, what, sentence)))
 
     def _want_capture(self, incident: Incident, engine: EngineFacts, *, ended: bool) -> None:
-        reasons = plan_captures(incident, engine.newest_step, ended=ended)
+        reasons = plan_captures(incident, engine.newest_step if ended else 0, ended=ended)
         if reasons:
             before = self._due.get(incident.id)
             known = () if before is None else before.reasons
