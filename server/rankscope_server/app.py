@@ -27,6 +27,7 @@ from rankscope_server.ingest.client import create_client
 from rankscope_server.ingest.clock import Clock, SystemClock
 from rankscope_server.ingest.poller import Poller
 from rankscope_server.ingest.tracks import ExporterTrack, Fleet
+from rankscope_server.runbooks import install_runbooks, runbooks_dir
 from rankscope_server.settings import ServerSettings
 from rankscope_server.store import open_store
 from rankscope_server.telemetry import ServerCollector
@@ -133,6 +134,7 @@ def create_app(
     registry.register(ServerCollector(service.board, service.pollers))
     registry.register(AlertCollector(service.board.reports.alerts))
     _add_operations(app, service, registry)
+    install_runbooks(app, runbooks_dir())
     web.install(app, service, templates_dir=templates_dir(), static_dir=PACKAGE / "static")
     return app
 
