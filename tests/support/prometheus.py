@@ -56,10 +56,11 @@ def find_alertmanager() -> str:
 
 @contextlib.contextmanager
 def start_alertmanager(
-    directory: Path, receiver_url: str | None = None, *, name: str = "alertmanager"
+    directory: Path, receiver_url: str | None = None, *, name: str = "alertmanager", port: int | None = None
 ) -> Iterator[str]:
     """
-    An Alertmanager; its base URL. With `receiver_url` every alert goes there as a webhook, at once and each for itself.
+    An Alertmanager; its base URL, on a free port unless one is named. With `receiver_url` every alert goes there as a
+    webhook, at once and each for itself.
 
     Raises:
         ToolMissingError: it is not installed.
@@ -75,7 +76,7 @@ def start_alertmanager(
     route = {"receiver": "everybody", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
     config = home / "alertmanager.yml"
     config.write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}), encoding="utf-8")
-    port = free_port()
+    port = free_port() if port is None else port
     command = [
         program,
         f"--config.file={config}",
