@@ -34,7 +34,7 @@ IN_SIGHT, EARLIEST, LATEST = 0.1, 0.1, 0.9
 Chances: of coming within the horizon so that it is called in sight, and of coming before each end of the interval.
 """
 
-WINDOW, RECENT = 512, 64
+WINDOW, RECENT = 320, 64
 """
 Steps that the forecast rests on, and those of which one at least must drift.
 """
@@ -42,6 +42,12 @@ Steps that the forecast rests on, and those of which one at least must drift.
 LEAST_TURNS = 4
 """
 Turns of a batch without which nothing is said.
+"""
+
+
+CALM_TURNS = 32
+"""
+Turns without which drift is not said to be harmless: a batch that still grows looks as if it always would.
 """
 
 
@@ -55,6 +61,8 @@ def assess_forecast(engine: EngineFacts, now: Moment) -> Forecast:
     blind = _blindness(engine, now)
     if blind:
         return Forecast(Outlook.UNKNOWN, blind)
+    if engine.idle:
+        return Forecast(Outlook.NOT_IN_SIGHT, "no request is running")
     return min((_assess_group(group, now) for group in engine.groups), key=_urgency)
 
 
@@ -92,7 +100,9 @@ def _blindness(engine: EngineFacts, now: Moment) -> str:
         return f"{joined(lost)} {'takes' if len(lost) == 1 else 'take'} no more steps"
     unhooked = [rank for rank in engine.ranks if rank.lost_hooks]
     if unhooked:
-        return f"hook {unhooked[0].lost_hooks[0].hook} of {unhooked[0].label} is {unhooked[0].lost_hooks[0].state.value}"
+        return (
+            f"hook {unhooked[0].lost_hooks[0].hook} of {unhooked[0].label} is {unhooked[0].lost_hooks[0].state.value}"
+        )
     return ""
 
 
@@ -143,6 +153,8 @@ def _told(rank: RankFacts, turns: Turns, rates: Rates, parted: Floats, now: Mome
     rests_on = f"{masked} of {requests} requests masked on {rank.label}, {arriving:.2g} new a second"
     seconds = GRID * rates.turn_seconds
     if float(np.interp(HORIZON_SECONDS, seconds, parted)) < IN_SIGHT:
+        if len(turns) < CALM_TURNS:
+            return Forecast(Outlook.UNKNOWN, f"{len(turns)} steps are too few to tell: {rests_on}")
         return Forecast(Outlook.NOT_IN_SIGHT, rests_on)
     age = rank.clock.age_of(int(turns.begin_ns[-1]), now)
     earliest, latest = (

@@ -19,10 +19,31 @@ USUAL_WEIGHT = 2.0
 Turns of a request's drafts that the usual acceptance counts for, beside those that were seen.
 """
 
+CHANCE_GAPS = 1.0
+"""
+Gaps between arrivals that the assumption counts for that they come by chance.
+"""
+
+LEAST_GAPS = 8
+"""
+Gaps that it takes to tell lulls from chance.
+"""
+
 ALIKE_FINISHED = 8.0
 """
 Requests that have finished, from which on it is known about how long they run.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Lulls:
+    """
+    The longest gaps between arrivals, in turns: a `share` of gaps is `longer` than that, by `excess` on average.
+    """
+
+    share: float
+    longer: float
+    excess: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +61,9 @@ class Rates:
     """Chance of a request to finish."""
     arriving: tuple[float, ...]
     """Requests that arrive."""
+    burstiness: float
+    """Variance over squared mean of the turns between two arrivals: 0 if they are regular, 1 if they come by chance."""
+    lulls: Lulls
     turn_seconds: float
 
 
@@ -52,11 +76,14 @@ def estimate_rates(turns: Turns, draft_tokens: int) -> Rates:
     error = 0.6 * draft_tokens / math.sqrt(float(drafts.sum()) + 4.0)
     present = float((turns.unmasked + turns.masked).sum())
     spans = np.diff(turns.begin_ns) / 1e9
+    since = turns.arrived[1:]  # what the first turn brings was there before
     return Rates(
         rejected=tuple(min(max(mean + off, 0.0), float(draft_tokens)) for off in (-error, error)),
         rejected_masked=min(max(mean_masked, 0.0), float(draft_tokens)),
         finished=_finishing(float(turns.finished[1:].sum()), present, len(turns)),
-        arriving=tuple(rate for most in (*RECENT, len(turns)) for rate in _arriving(turns.arrived[1:][-most:])),
+        arriving=tuple(rate for most in (*RECENT, len(turns)) for rate in _arriving(since[-most:])),
+        burstiness=_burstiness(since),
+        lulls=_lulls(since),
         turn_seconds=max(1e-4, float(np.minimum(spans, 10 * np.median(spans)).mean())),
     )
 
@@ -72,12 +99,33 @@ def _finishing(finished: float, present: float, age: int) -> tuple[float, float]
 
 def _arriving(arrived: Ints) -> tuple[float, float]:
     """
-    Low and high rate, a standard deviation off. The first turn of all is not among `arrived`: what it brings was there
-    before.
+    Low and high rate.
     """
     count, length = float(arrived.sum()) + 0.25, max(1, len(arrived))
     error = math.sqrt(count + 0.25)
     return max(0.02, count - error) / length, (count + error) / length
+
+
+def _burstiness(arrived: Ints) -> float:
+    at = np.repeat(np.arange(len(arrived)), arrived)
+    if len(at) < 3:
+        return 1.0
+    gaps = np.diff(at)
+    # Turns are counted whole: of two regular arrivals one is up to half a turn early or late.
+    varying = max(0.0, float(gaps.var()) - 1.0 / 6.0) / max(float(gaps.mean()) ** 2, 1e-9)
+    return (len(gaps) * varying + CHANCE_GAPS) / (len(gaps) + CHANCE_GAPS)
+
+
+def _lulls(arrived: Ints) -> Lulls:
+    at = np.flatnonzero(arrived)
+    gaps = np.diff(np.append(at, len(arrived)))  # the last one has not ended yet
+    usual = (len(arrived) + 1.0) / (float(arrived.sum()) + 1.0)
+    if len(gaps) < LEAST_GAPS:
+        return Lulls(1.0, 0.0, usual)
+    longer = float(np.partition(gaps, -len(gaps) // 5)[-len(gaps) // 5])
+    beyond = gaps[gaps > longer]
+    excess = (float((beyond - longer).sum()) + 0.5 * usual) / (len(beyond) + 0.5)
+    return Lulls((len(beyond) + 0.5) / (len(gaps) + 1.0), longer, excess)
 
 
 def _fit_rejections(rejected: Ints, drafts: Ints, masked: Ints, usual: float) -> tuple[float, float]:
