@@ -2,8 +2,8 @@
 The main job on real vLLM, a JSON line for each figure: `run.py baseline canary mid-drift`.
 
 baseline: without the fix the ranks drift apart, output goes wrong, the guards part, the engine wedges, and is still
-readable then. canary: the same traffic with the fix on from the start. mid-drift: the fix turned on through the server
-while drift grows, and off again.
+readable then; alerts of the server and of Prometheus reach Alertmanager. canary: the same traffic with the fix on from
+the start. mid-drift: the fix turned on through the server while drift grows, and off again.
 """
 
 import argparse
@@ -12,13 +12,16 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "bench")]
-from evidence import Comparison, compare, read_ranks
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / folder) for folder in ("e2e", "bench", "support")]
+from evidence import Comparison, RankEvidence, compare, read_ranks
 from figures import Figures, progress
+from prometheus import alerts_at, start_alertmanager, start_prometheus
 from stack import Stack
 
 from rankscope_lab.story import ANCHORS, LONG, SHORT
@@ -28,6 +31,12 @@ SEED = 54260
 MIXED = Stream("mixed", lengths=(20, 119), rate=20.0)
 ACCEPTANCE = 0.97
 TIMEOUT_SECONDS = 12.0
+RULES = TESTS.parent / "deploy" / "prometheus" / "rankscope.rules.yml"
+ALERTS = ("RankscopeGuardDisagreement", "RankscopeWedged")
+WITH_THEM = ("RankscopeDrift", "RankscopeMaskDisagreement", "RankscopeForecast")
+"""
+What may be told beside these, as it is true on the way to a wedge: Prometheus sees drift only if it lasts some scrapes.
+"""
 
 
 async def send(stack: Stack, *streams: Stream, seconds: float) -> Result:
@@ -47,47 +56,84 @@ async def run_baseline(figures: Figures) -> None:
     """
     Drift, wrong output, guard disagreement, wedge; then what is left of the first rank after it was killed.
     """
-    async with Stack("baseline", acceptance=ACCEPTANCE, seed=SEED) as stack:
-        progress("baseline: 15 s of traffic")
-        total = (await send(stack, MIXED, seconds=15)).total
-        health = await stack.http.get(f"{stack.engine.url}/health")
-        ranks = read_ranks(stack.flight_dir)
-        found = compare(ranks)
-        view = await stack.view()
-        report_order(figures, found)
-        figures.report("requests", total.requests, "> 0")
-        figures.report("completed", total.completed, f"< {total.requests}")
-        figures.report("wrong_tokens", total.wrong_tokens, "> 0", tokens=total.tokens)
-        figures.report(
-            "health_while_wedged", health.status_code, "= 200", state=view["state"], headline=view["headline"]
-        )
-        figures.report("state", str(view["state"]).lower(), "= wedged")
-        report_detection(figures, ranks, found, view)
+    with (
+        tempfile.TemporaryDirectory(prefix="rankscope-e2e-") as directory,
+        start_alertmanager(Path(directory)) as alerts,
+    ):
+        async with Stack("baseline", acceptance=ACCEPTANCE, seed=SEED, alertmanager=alerts) as stack:
+            with start_prometheus({"baseline": stack.exporter_url}, alerts, RULES, Path(directory)):
+                ranks = await watch_a_wedge(stack, figures)
+                await report_alerts(figures, alerts)
+            await kill_the_first_rank(stack, ranks, figures)
 
-        progress("baseline: kill -9 of the first rank")
-        os.kill(ranks[0].pid, signal.SIGKILL)
-        engine = ranks[0].engine
-        path = f"/api/v1/deployments/baseline/engines/{engine}"
-        view = await stack.until(
-            lambda v: any(r["life"] == "gone" for r in v["ranks"]), path, "the killed rank on the page"
-        )
-        answer = (await stack.http.get(f"{stack.exporter_url}/v1/steps")).content
-        served = decode_last(answer)
-        kept = {rank.key: int(rank.records[-1]["step"]) for rank in ranks}
-        figures.report(
-            "ranks_served_after_kill",
-            sum(served.get(key) == step for key, step in kept.items()),
-            "= 2",
-            last_steps=served,
-        )
-        did = {rank["label"]: rank["last_did"] for rank in view["ranks"]}
-        figures.report(
-            "ranks_told_on_page_after_kill",
-            sum(bool(text) for text in did.values()),
-            "= 2",
-            last_did=did,
-            state=view["state"],
-        )
+
+async def watch_a_wedge(stack: Stack, figures: Figures) -> list[RankEvidence]:
+    """
+    Traffic until nothing moves any more, and what the server says of it; what the flight files say.
+    """
+    progress("baseline: 15 s of traffic")
+    total = (await send(stack, MIXED, seconds=15)).total
+    health = await stack.http.get(f"{stack.engine.url}/health")
+    ranks = read_ranks(stack.flight_dir)
+    found = compare(ranks)
+    view = await stack.view()
+    report_order(figures, found)
+    figures.report("requests", total.requests, "> 0")
+    figures.report("completed", total.completed, f"< {total.requests}")
+    figures.report("wrong_tokens", total.wrong_tokens, "> 0", tokens=total.tokens)
+    figures.report("health_while_wedged", health.status_code, "= 200", state=view["state"], headline=view["headline"])
+    figures.report("state", str(view["state"]).lower(), "= wedged")
+    report_detection(figures, ranks, found, view)
+    return ranks
+
+
+async def report_alerts(figures: Figures, alertmanager: str) -> None:
+    """
+    What Alertmanager hears of it: from the server, and from Prometheus, which knows the exporter's metrics only.
+    """
+    for source, told in (("server", "rankscope-server"), ("prometheus", None)):
+
+        def names(told: str | None = told) -> list[str]:
+            held = [labels for labels in alerts_at(alertmanager) if labels.get("source") == told]
+            return list(dict.fromkeys(labels["alertname"] for labels in held))
+
+        def arrived(names: Callable[[], list[str]] = names) -> bool:
+            return set(ALERTS) <= set(names())
+
+        await wait_for(arrived, f"the alerts of the {source}", names)
+        said = names()
+        figures.report(f"alerts_of_{source}", sum(name in said for name in ALERTS), f"= {len(ALERTS)}", said=said)
+        figures.report(f"false_alerts_of_{source}", len(set(said) - {*ALERTS, *WITH_THEM}), "= 0")
+
+
+async def kill_the_first_rank(stack: Stack, ranks: list[RankEvidence], figures: Figures) -> None:
+    """
+    What is left of a rank that was killed: its last records, at the exporter and on the page.
+    """
+    progress("baseline: kill -9 of the first rank")
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    engine = ranks[0].engine
+    path = f"/api/v1/deployments/baseline/engines/{engine}"
+    view = await stack.until(
+        lambda v: any(r["life"] == "gone" for r in v["ranks"]), path, "the killed rank on the page"
+    )
+    answer = (await stack.http.get(f"{stack.exporter_url}/v1/steps")).content
+    served = decode_last(answer)
+    kept = {rank.key: int(rank.records[-1]["step"]) for rank in ranks}
+    figures.report(
+        "ranks_served_after_kill",
+        sum(served.get(key) == step for key, step in kept.items()),
+        "= 2",
+        last_steps=served,
+    )
+    did = {rank["label"]: rank["last_did"] for rank in view["ranks"]}
+    figures.report(
+        "ranks_told_on_page_after_kill",
+        sum(bool(text) for text in did.values()),
+        "= 2",
+        last_did=did,
+        state=view["state"],
+    )
 
 
 def decode_last(answer: bytes) -> dict[str, int]:

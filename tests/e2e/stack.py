@@ -36,9 +36,19 @@ A boot takes 15 to 30 s on a quiet machine; a machine that is not quiet is no fa
 class Stack:
     """
     Engine, exporter and server of a deployment called `name`; everything ends with the `with` block.
+
+    `alertmanager` is the base URL of one that the server tells of alerts.
     """
 
-    def __init__(self, name: str, *, role: str = "baseline", trim_fix: str = "off", **engine: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        role: str = "baseline",
+        trim_fix: str = "off",
+        alertmanager: str | None = None,
+        **engine: Any,
+    ) -> None:
         self.name = name
         self.flight_dir = Path(tempfile.mkdtemp(prefix=f"rankscope-e2e-{name}-", dir="/dev/shm"))
         self.work = Path(tempfile.mkdtemp(prefix=f"rankscope-e2e-{name}-"))
@@ -69,7 +79,8 @@ class Stack:
         )
         self.exporter = self._child((str(lab.python), "-m", "rankscope_exporter", *serve), "exporter.log")
         target = f"{name}={self.exporter_url},role={role},token-file={token}"
-        dashboard = ("serve", "--target", target, "--port", str(server_port), "--data-dir", str(self.work / "data"))
+        dashboard = ["serve", "--target", target, "--port", str(server_port), "--data-dir", str(self.work / "data")]
+        dashboard += ["--alertmanager", alertmanager] if alertmanager else []
         self.server = self._child((sys.executable, "-m", "rankscope_server", *dashboard), "server.log")
         self.http = httpx2.AsyncClient(timeout=5.0)
 

@@ -400,7 +400,7 @@ class Service:
         kept = [r for r in self.board.desired if r.deployment != deployment or (scope and r.engine != scope)]
         self.board.desired = [*kept, desired]
         self.board.audit.insert(0, row)
-        asked = f"{actor} asked to {action}: {plan.timing}."
+        asked = f"Turning the trim fix {'on' if desired.desired else 'off'} was asked for by {actor}: {plan.timing.rstrip('.')}."
         self.board.reports.incidents.note(deployment, scope, "asked", asked, now.unix)
         steps: list[int] = []
         unsent: list[str] = []
