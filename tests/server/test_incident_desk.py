@@ -196,6 +196,20 @@ async def test_a_deployment_that_is_not_watched_any_more_closes_its_incidents(sc
     assert (await again.view(incident)).card.life is IncidentLife.CLOSED
 
 
+async def test_many_copies_are_made_worst_first_and_not_all_at_once(scene, monkeypatch):
+    """So that the caller comes to its other work; what closes before it is copied is copied as it stood."""
+    monkeypatch.setattr(desk_module, "CAPTURE_SECONDS", 0.0)
+    scene.look(DRIFT, engine="e1")
+    first = scene.open_id
+    scene.look(GUARD, WEDGED, engine="e2")
+    second = scene.desk.open_on("chat", "e2")
+    scene.look(engine="e1", replaced=True)
+    await scene.keep()
+    assert [len((await scene.desk.view(one)).captures) for one in (first, second)] == [0, 1]
+    await scene.keep()
+    assert [one.life for one in (await scene.desk.view(first)).captures] == [IncidentLife.OPEN]
+
+
 async def test_a_late_copy_of_a_closed_incident_leaves_the_next_one_alone(scene):
     """An engine that was gone and is back has a new incident; the old one is still copied."""
     scene.look(DRIFT)

@@ -98,10 +98,23 @@ def test_it_worsens_wedges_and_ends_with_the_restart(watched):
 
 def test_what_is_found_in_one_look_has_not_worsened(watched):
     """A server that comes late opens an incident of what it finds."""
-    watched.look(FindingKind.DRIFT, FindingKind.GUARD_DISAGREEMENT)
+    watched.look(
+        FindingKind.WEDGED,
+        finding(FindingKind.GUARD_DISAGREEMENT, 12),
+        finding(FindingKind.MASK_DISAGREEMENT, 12),
+        FindingKind.BLIND,
+        FindingKind.DRIFT,
+    )
 
-    assert watched.life is IncidentLife.OPEN
-    assert [one.kind for one in watched.incident.findings] == [FindingKind.GUARD_DISAGREEMENT, FindingKind.DRIFT]
+    assert watched.life is IncidentLife.WEDGED
+    assert [event.what for event in watched.incident.timeline] == ["found", "wedged", "found", "found", "found"]
+    assert [one.kind.value for one in watched.incident.findings] == [
+        "drift",
+        "wedged",
+        "blind",
+        "mask disagreement",
+        "guard disagreement",
+    ]
 
 
 def test_a_less_bad_finding_does_not_worsen_it(watched):

@@ -107,6 +107,13 @@ GOLDENS = {
             "The engine is wedged until it is restarted."
         ),
     ),
+    "wedge, ended": (
+        incident(GUARD, WEDGED, life=IncidentLife.CLOSED),
+        (
+            "pp0 stopped receiving at step 412: it believed all 6 requests were prefill; pp1 broadcast. "
+            "The engine was wedged until it ended."
+        ),
+    ),
     "guard, one request": (
         incident(
             found(

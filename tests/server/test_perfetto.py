@@ -151,7 +151,7 @@ async def test_a_capture_becomes_the_same_trace():
     subject = CaptureSubject(made_engine(*ranks, now=NOW), "i-1", IncidentLife.WEDGED, "", (found,))
     made = await make_capture(subject, NOW)
 
-    assert json.loads(trace_json(made.data)) == trace(*ranks, marks=[(NOW.unix, "no rank has moved")])
+    assert json.loads(trace_json(made.data)) == trace(*ranks, marks=[(NOW.unix, "wedged: no rank has moved")])
 
 
 TIMES = st.integers(0, 50).map(lambda number: number * STEP_NS)

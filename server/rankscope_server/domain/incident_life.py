@@ -8,6 +8,7 @@ once; good news (it is over, it can be closed) only while every exporter of the 
 import bisect
 import dataclasses
 import hashlib
+import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -356,10 +357,17 @@ def _merge(
             over.append(findings[-1])
         else:
             findings.append(known)
-    for found in sorted(holding.values(), key=lambda one: (one.since_unix, WORST_FIRST.index(one.kind))):
+    for found in sorted(holding.values(), key=_in_order_of_cause):
         findings.append(found)
         joined.append(found)
     return tuple(findings), joined, over
+
+
+def _in_order_of_cause(finding: Finding) -> tuple[float, int]:
+    """
+    Sort key: what began at an earlier step comes first, and of one step masks before the guards that rest on them.
+    """
+    return math.inf if finding.step is None else finding.step, LEVELS.get(finding.kind, len(LEVELS))
 
 
 def _renewed(known: Finding, found: Finding) -> Finding:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rankscope_server.domain.facts import joined
-from rankscope_server.domain.incident import IncidentCard, IncidentView
+from rankscope_server.domain.incident import IncidentCard, IncidentLife, IncidentView
 from rankscope_server.domain.incident_life import LEVELS, Incident
 from rankscope_server.domain.model import Finding, FindingKind, RankValue
 from rankscope_server.domain.requests import short_request
@@ -91,7 +91,7 @@ def _parts(incident: Incident) -> Iterator[str]:
     if lost is not None and parting is not None:
         yield _told(lost)
     elif wedged is not None and parting is not None:
-        yield "the engine is wedged until it is restarted" if wedged.open else "the engine was wedged for a while"
+        yield _tell_wedge(wedged, incident)
     elif wedged is not None and mask is not None:
         yield _told(wedged)
     if blind is not None and (blind.open or len(incident.findings) == 1):
@@ -143,6 +143,14 @@ def _believed(skipping: Sequence[RankValue]) -> str:
     count = matches[0].group(1)
     who = "it" if len(skipping) == 1 else "they"
     return f"{who} believed {f'all {count} requests were' if count else 'its only request was'} prefill"
+
+
+def _tell_wedge(finding: Finding, incident: Incident) -> str:
+    if not finding.open:
+        return "the engine was wedged for a while"
+    if incident.life is IncidentLife.CLOSED:
+        return "the engine was wedged until it ended"
+    return "the engine is wedged until it is restarted"
 
 
 def _tell_mask(finding: Finding) -> str:

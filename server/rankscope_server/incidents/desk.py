@@ -37,6 +37,11 @@ MAX_UNSAVED_BYTES = 64_000_000
 Captures that wait for a store that is away; the oldest ones go first.
 """
 
+CAPTURE_SECONDS = 5.0
+"""
+How long `keep` goes on to make captures; those that are left are made next time.
+"""
+
 CLOSED_HELD = 200
 """
 Closed incidents that are held in memory; older ones are in the store.
@@ -51,6 +56,11 @@ SWEEP_SECONDS = 300.0
 FORGET_SECONDS = 365 * 86400.0
 """
 Incidents that were closed longer ago than this are forgotten.
+"""
+
+_URGENCY = {IncidentLife.WEDGED: 0, IncidentLife.WORSENING: 1, IncidentLife.OPEN: 2}
+"""
+Which captures are made first when many are due.
 """
 
 Key = tuple[str, str]
@@ -115,7 +125,8 @@ class IncidentDesk:
             return
         _log(incident, events)
         self._facts[key] = engine
-        self._want_capture(incident, engine, ended=engine.ended)
+        stood = known if known is not None and incident.life is IncidentLife.CLOSED else incident
+        self._want_capture(stood, engine, ended=engine.ended)
         self._put(incident)
 
     def forget(self, deployment: str, engine: str, now: Moment) -> None:
@@ -278,9 +289,12 @@ class IncidentDesk:
         """
         async with self._keeping:
             failed = await self._try_save(store)
-            for incident in list(self._due):
+            until = self._clock.now().monotonic + CAPTURE_SECONDS
+            for incident in sorted(self._due, key=lambda name: _URGENCY.get(self._due[name].life, len(_URGENCY))):
                 await self._make_capture(incident)
                 failed = await self._try_save(store)  # one after the other: they are large
+                if self._clock.now().monotonic >= until:
+                    break
             self._bound_unsaved()
             if failed is not None:
                 raise failed

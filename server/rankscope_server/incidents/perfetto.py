@@ -95,12 +95,12 @@ def trace_of_capture(capture: CaptureFile) -> TraceEngine:
         clock = NodeClock(rank.clock.monotonic_ns, rank.clock.unix, 0.0)
         ranks.append(TraceRank(rank.label, rank.dp_rank, flight.records(), clock))
     manifest = capture.manifest
-    marks = [(float(one["since_unix"]), str(one["sentence"])) for one in manifest.findings if _is_mark(one)]
+    marks = [(one["since_unix"], f"{one['kind']}: {one['sentence']}") for one in manifest.findings if _is_mark(one)]
     return TraceEngine(f"{manifest.deployment} {manifest.engine}", tuple(ranks), tuple(marks))
 
 
 def _is_mark(finding: dict[str, Any]) -> bool:
-    return isinstance(finding.get("since_unix"), int | float) and "sentence" in finding
+    return isinstance(finding.get("since_unix"), int | float) and {"kind", "sentence"} <= finding.keys()
 
 
 def trace_json(capture: bytes) -> bytes:
