@@ -4,13 +4,20 @@ import json
 import time
 from pathlib import Path
 
+import anyio
 import pytest
-from made_ranks import START_UNIX, made_record, made_records, made_report
+from made_ranks import START_UNIX, made_engine, made_rank, made_record, made_records, made_report
 from saved_flights import LAST, write_flight, write_wedge
 from typer.testing import CliRunner, Result
 
+from rankscope_exporter.cli import main as exporter
 from rankscope_exporter.contract import Phase
 from rankscope_server.cli import cli
+from rankscope_server.domain.clock import Moment
+from rankscope_server.domain.incident import IncidentLife
+from rankscope_server.incidents.capture import CaptureSubject, make_capture
+from rankscope_server.replay.places import SavedFile
+from rankscope_server.replay.saved import read_saved
 
 
 def replay(*arguments: object) -> Result:
@@ -147,6 +154,36 @@ def test_copies_with_the_time_in_their_name_tell_a_hang(tmp_path: Path):
 
     assert "\n  wedged, step 40" in text
     assert "--until" not in text
+
+
+def test_an_archive_that_the_exporter_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """What `rankscope-exporter copy` packs, `rankscope replay` opens, and it knows when the copy was made."""
+    write_wedge(tmp_path / "flight")
+    archive = tmp_path / "kept.tar.gz"
+    assert exporter(["copy", str(tmp_path / "flight"), str(archive)]) == 0
+
+    result = replay(archive)
+
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert "\n  wedged, step 40" in result.stdout
+
+
+def test_a_capture_that_the_server_made(tmp_path: Path):
+    """What the server keeps of an incident says the same again: findings, and that the ranks hung when it was made."""
+    now = Moment(START_UNIX + 30, 1030.0)
+    ranks = []
+    for path in write_wedge(tmp_path / "flight"):
+        saved = read_saved(SavedFile(path, str(path)))
+        ranks.append(made_rank(saved.records, saved.report, now=now, quiet=20))
+    subject = CaptureSubject(made_engine(*ranks, now=now), "i-1", IncidentLife.WEDGED, "A sentence.", ())
+    (tmp_path / "incident.zip").write_bytes(anyio.run(make_capture, subject, now).data)
+
+    result = replay(tmp_path / "incident.zip", "--json")
+
+    (engine,) = json.loads(result.stdout)["engines"]
+    assert [finding["kind"] for finding in engine["findings"]] == ["drift", "mask disagreement", "guard disagreement", "wedged"]  # fmt: skip
+    assert [rank["life"] for rank in engine["ranks"]] == ["running", "running"]
+    assert engine["notes"] == []
 
 
 def test_what_a_file_holds_cannot_steer_the_terminal(tmp_path: Path):

@@ -208,7 +208,7 @@ def test_how_far_to_go(tmp_path: Path, text: str, unix: float | None):
     assert last_unix(engine) == pytest.approx(last)
 
 
-@pytest.mark.parametrize("text", ["soon", "30", "+", "2026-13-01", "-5"])
+@pytest.mark.parametrize("text", ["soon", "30", "+", "2026-13-01", "-5", "9999-01-01", "1900-01-01", "99999999999"])
 def test_how_far_to_go_in_no_known_way(text: str):
     """What is no time is an error that shows how to write one."""
     with pytest.raises(ReplayError, match=r"write 2026-12-01T14:03:00Z"):
@@ -220,3 +220,10 @@ def test_an_engine_without_records(tmp_path: Path):
     (engine,) = grouped(write_flight(tmp_path, np.zeros(0, layout.STEP_DTYPE)))
 
     assert last_unix(engine) == pytest.approx(START_UNIX)
+
+
+@pytest.mark.parametrize("clocks", [{"created_unix": 9e9}, {"created_unix": 0.0}, {"created_monotonic_ns": 1 << 62}])
+def test_a_file_whose_clocks_make_no_sense(tmp_path: Path, clocks: dict[str, float]):
+    """Nothing in it could be dated, so it is not replayed."""
+    with pytest.raises(ReplayError, match="and that makes no sense: the file is damaged"):
+        saved(write_flight(tmp_path, made_records(1, 3), **clocks))

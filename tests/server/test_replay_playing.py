@@ -1,21 +1,33 @@
 """A replay says what the live server would have said, when it would have, and never more than the files tell."""
 
+import functools
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_ranks import START_UNIX, begin_ns, made_device, made_record, made_records, made_report, made_v2_report
 from saved_flights import CREATED_NS, LAST, node_unix, write_flight, write_wedge
 
 from rankscope_exporter.contract import HookReport, HookState, Phase, RankLife, StepFailure
 from rankscope_exporter.flight import layout
+from rankscope_server.domain.clock import NodeClock
 from rankscope_server.domain.model import FindingKind
+from rankscope_server.replay.document import engine_document
 from rankscope_server.replay.engines import group_engines
 from rankscope_server.replay.places import SavedFile
 from rankscope_server.replay.playing import Found, Played, play
+from rankscope_server.replay.run import replay
 from rankscope_server.replay.saved import read_saved
+from rankscope_server.replay.steps import extract_step
 from rankscope_server.replay.taken import Taken
+from rankscope_server.replay.text import engine_lines
+from rankscope_server.replay.trace import trace_replayed
+from rankscope_server.replay.until import Until
 from rankscope_server.replay.verdict import Verdict, assess_played
 
 
@@ -271,3 +283,40 @@ def test_requests_are_named_once_their_rows_were_written(tmp_path: Path):
     drift = of_kind(answer, FindingKind.DRIFT)
     assert drift is not None
     assert drift.finding.evidence.requests[0] == "req-a"
+
+
+@functools.cache
+def wedged_files() -> tuple[bytes, ...]:
+    """The bytes of a wedge's files."""
+    with tempfile.TemporaryDirectory() as directory:
+        return tuple(path.read_bytes() for path in write_wedge(Path(directory)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    damage=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, len(wedged_files()[1]) - 1), st.sampled_from([0, 1, 127, 255])),
+        max_size=60,
+    ),
+    until=st.none() | st.just(Until(after_seconds=20)),
+)
+def test_a_damaged_file_is_told_or_replayed(damage: list[tuple[int, int, int]], until: Until | None):
+    """Whatever bytes are wrong in a file, it is either named as unusable or looked at; and everything can be told of it."""
+    contents = [bytearray(content) for content in wedged_files()]
+    for number, place, byte in damage:
+        contents[number][place] = byte
+    with tempfile.TemporaryDirectory() as name:
+        directory, scratch = Path(name) / "files", Path(name) / "scratch"
+        directory.mkdir()
+        scratch.mkdir()
+        for number, content in enumerate(contents):
+            (directory / f"{number}.flight").write_bytes(content)
+
+        replayed = replay([directory], scratch, clock=lambda: NodeClock(0, START_UNIX, 0.0), until=until)
+
+    assert len(replayed.problems) + sum(len(of.engine.ranks) for of, _ in replayed.engines) >= 2
+    for of, told in replayed.engines:
+        assert list(engine_lines(of, told))
+        json.dumps(engine_document(of, told))
+        extract_step(of.engine, LAST)
+    trace_replayed(replayed.engines)

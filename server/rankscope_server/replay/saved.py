@@ -30,6 +30,11 @@ from rankscope_server.domain.model import RankId
 from rankscope_server.replay.errors import ReplayError
 from rankscope_server.replay.places import SavedFile
 
+MAX_UNIX, MAX_NS = float(1 << 33), 1 << 60
+"""
+The year 2242, and a node that has been up for 36 years: no clock shows more.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedRank:
@@ -84,7 +89,17 @@ def read_saved(file: SavedFile) -> SavedRank:
         raise ReplayError(msg) from error
 
 
+def _check_clocks(flight: FlightFile) -> None:
+    """
+    Refuse a file whose clocks make no sense: nothing in it could be dated.
+    """
+    if not 0 < flight.created_unix < MAX_UNIX or flight.created_monotonic_ns > MAX_NS:
+        msg = "its header says when it was made, and that makes no sense: the file is damaged"
+        raise FlightError(msg)
+
+
 def _read(file: SavedFile, flight: FlightFile, identity: RankIdentity) -> SavedRank:
+    _check_clocks(flight)
     raw = flight.report()
     hooks = [HookReport.model_validate(hook) for hook in raw.get("hooks", [])]
     mitigations = [MitigationReport.model_validate(m) for m in raw.get("mitigations", [])]

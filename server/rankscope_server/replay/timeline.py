@@ -21,19 +21,26 @@ Where a record ends that has come as far as a phase.
 """
 
 
+MAX_NS = 1 << 61
+"""
+No node has been up for so long: 73 years.
+"""
+
+
 class Timeline:
     """
     The records of one rank, oldest first, given to a history as time passes.
 
-    `since` is the time of its node's monotonic clock at which the file was made; records that claim to be older are left
-    out and counted, as their times make no sense.
+    `since` is the time of its node's monotonic clock at which the file was made; records that claim to be older, or are of
+    a time that no clock shows, are left out and counted.
     """
 
     __slots__ = ("_decided", "_given", "_known", "_records", "begun", "ended", "left_out")
 
     def __init__(self, records: Records, since: int) -> None:
-        sane = (records["begin_ns"] >= since) & (records["begin_ns"] < 1 << 62) & (records["end_ns"] < 1 << 62)
-        sane &= records["decide_ns"] < 1 << 62
+        sane = records["begin_ns"] >= since
+        for name in ("begin_ns", "decide_ns", "end_ns"):
+            sane &= records[name] < MAX_NS
         self._records = records[sane]
         self.left_out = int(len(records) - len(self._records))
         """Records whose times make no sense."""

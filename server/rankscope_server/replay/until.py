@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 
 from rankscope_server.replay.engines import SavedEngine
 from rankscope_server.replay.errors import ReplayError
+from rankscope_server.replay.saved import MAX_UNIX
+from rankscope_server.replay.timeline import Timeline
 
-_AFTER = re.compile(r"\+(\d+(?:\.\d+)?)s?")
-_UNIX = re.compile(r"\d{9,11}(?:\.\d+)?")
+_AFTER = re.compile(r"\+(\d{1,9}(?:\.\d+)?)s?")
+_UNIX = re.compile(r"\d{9,10}(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,8 @@ def last_unix(engine: SavedEngine) -> float:
     """
     ends = []
     for rank in engine.ranks:
-        records = rank.saved.records[-1:]
-        times = [int(records[name][0]) for name in ("begin_ns", "decide_ns", "end_ns")] if len(records) else [0]
-        ends.append(rank.unix_ns(max(*times, rank.saved.created_ns)))
+        last = Timeline(rank.saved.records, rank.saved.created_ns).last_ns
+        ends.append(rank.unix_ns(rank.saved.created_ns if last is None else last))
     return max(ends) / 1e9
 
 
@@ -56,7 +57,10 @@ def parse_until(text: str) -> Until:
         return Until(unix=float(text))
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+        unix = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        unix = -1.0
+    if not 0 < unix < MAX_UNIX:
         msg = f"--until {text}: not a time; write 2026-12-01T14:03:00Z, seconds since 1970, or +30 for 30 s after the last record"
-        raise ReplayError(msg) from error
-    return Until(unix=(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp())
+        raise ReplayError(msg)
+    return Until(unix=unix)

@@ -127,7 +127,7 @@ def _notes(played: Played, *, until_given: bool) -> Iterator[str]:
     if first > 1:
         yield f"nothing is known of the steps before step {first}: the ring holds no more"
     if played.left_out:
-        yield f"{played.left_out} step records are left out: they claim to be older than their file"
+        yield f"step records with times that make no sense were left out: {played.left_out}"
 
 
 def _undated(ranks: Sequence[RankFacts]) -> Iterator[str]:
