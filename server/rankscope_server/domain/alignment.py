@@ -66,7 +66,8 @@ def parted(aligned: Aligned) -> bool:
     records = aligned.records
     words = np.empty((3, *records.shape), np.uint64)
     words[0], words[1], words[2] = records["batch_hash"], records["mask_hash"], records["guard"]
-    known = np.stack([records["phase"] > 0, aligned.mask_known, aligned.decided])
+    known = np.empty(words.shape, np.bool_)
+    known[0], known[1], known[2] = records["phase"], aligned.mask_known, aligned.decided
     return bool(differing(words, known).any())
 
 

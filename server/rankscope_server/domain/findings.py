@@ -88,7 +88,7 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
     """
     Look at an engine: the memory that follows, with every finding that holds now.
     """
-    groups = [of_one_run(group) for group in engine.groups]
+    groups = [_together(group, memory.seen) for group in engine.groups]
     memory = _of_this_run(memory, groups)
     last_differing = dict(memory.last_differing)
     mixed_since: dict[int, float] = {}
@@ -123,6 +123,13 @@ def assess(engine: EngineFacts, memory: EngineMemory, now: Moment) -> EngineMemo
     return settle(memory, assessed, engine, now)
 
 
+def _together(group: Sequence[RankFacts], seen: Mapping[str, int]) -> Sequence[RankFacts]:
+    """
+    The ranks of a group that belong together, as those do that were compared before.
+    """
+    return group if all(rank.report.key in seen for rank in group) else of_one_run(group)
+
+
 def _of_this_run(memory: EngineMemory, groups: Sequence[Sequence[RankFacts]]) -> EngineMemory:
     """
     What still holds of `memory`: nothing but its past if every process has been replaced under the engine's old name.
@@ -137,6 +144,8 @@ def settle(memory: EngineMemory, assessed: Sequence[Assessed], engine: EngineFac
     """
     Give findings their life: new ones open, known ones keep their first step and time, those that ended close.
     """
+    if not assessed and not memory.findings:
+        return memory
     current: dict[tuple[FindingKind, int], Finding] = {}
     for one in assessed:
         ranks = tuple(rank.id for rank in one.ranks)
@@ -189,17 +198,15 @@ def _changed(group: Sequence[RankFacts], seen: Mapping[str, int]) -> Iterator[Al
     """
     The steps of which a rank brought something since the last look, with the few before them: drift needs neighbours.
     """
-    first = min(
-        (
-            rank.history.changed_since(seen.get(rank.report.key, 0))
-            for rank in group
-            if rank.history.revision != seen.get(rank.report.key, 0)
-        ),
-        default=None,
-    )
-    if first is not None:
-        histories = [rank.history for rank in group]
-        yield from align_blocks(histories, first, newest_step(histories), reach_of(group))
+    histories = [rank.history for rank in group]
+    revisions = [seen.get(rank.report.key, 0) for rank in group]
+    changes = [
+        history.changed_since(revision)
+        for history, revision in zip(histories, revisions, strict=True)
+        if history.revision != revision
+    ]
+    if changes:
+        yield from align_blocks(histories, min(changes), newest_step(histories), reach_of(group))
 
 
 def _of_disagreement(found: Disagreement, group: Sequence[RankFacts], dp: int) -> Assessed:

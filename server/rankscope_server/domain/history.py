@@ -97,19 +97,22 @@ class StepHistory:
         records = _sane(records)
         if len(records) == 0:
             return records
-        newest = max(self.last, int(records["step"].max()))
-        if int(records["step"].min()) + self.capacity <= newest:
-            records = _where(records, records["step"] + np.uint64(self.capacity) > newest)
-        step, phase = records["step"], records["phase"]
+        step = records["step"]
+        lowest, newest = int(step.min()), max(self.last, int(step.max()))
+        if lowest + self.capacity <= newest:
+            return self.absorb(_where(records, step + np.uint64(self.capacity) > newest))
+        phase, failed = records["phase"], records["failed"]
         slots = (step % np.uint64(self.capacity)).astype(np.intp)
         held = self._opaque[slots].view(STEP_DTYPE)
         fresh = (held["step"] != step) | (held["phase"] < phase)
-        fresh |= (held["phase"] == phase) & (held["failed"] < records["failed"])
-        records = _where(records, fresh)
-        if len(records) == 0:
-            return records
-        self._opaque[slots[fresh]] = records.view(OPAQUE)
-        lowest = int(records["step"].min())
+        if failed.any():
+            fresh |= (held["phase"] == phase) & (held["failed"] < failed)
+        if not fresh.all():
+            records, slots = _where(records, fresh), slots[fresh]
+            if len(records) == 0:
+                return records
+            lowest = int(records["step"].min())
+        self._opaque[slots] = records.view(OPAQUE)
         self.last = newest
         self.first = self.first or lowest
         if len(self._changes) == CHANGES_HELD:
