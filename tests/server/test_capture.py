@@ -1,11 +1,15 @@
 """Frozen copies of flight records: what goes in comes out, and nothing harmful gets in."""
 
+import contextlib
 import io
 import json
 import zipfile
 
+import anyio
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_ranks import (
     START_UNIX,
     ManualClock,
@@ -19,6 +23,8 @@ from made_ranks import (
 from made_ranks import made_record as record
 
 from rankscope_exporter.contract import MitigationState, Phase, RankLife, RequestRow, RequestTable, StepFailure
+from rankscope_exporter.flight import FlightError
+from rankscope_server.domain.clock import NodeClock
 from rankscope_server.domain.incident import IncidentLife
 from rankscope_server.domain.model import Evidence, Finding, FindingKind, RankId, RankValue, Severity
 from rankscope_server.incidents.capture import STEPS_KEPT, CaptureSubject, make_capture, plain_url
@@ -149,6 +155,37 @@ async def test_a_clock_that_was_set_keeps_records_datable(now):
     ]
 
     assert times[0] == pytest.approx(START_UNIX + 1.02)
+
+
+async def test_a_clock_that_is_none_spoils_one_rank_only(now):
+    """An exporter that answers nonsense: its rank is named with the reason, and the capture can be read."""
+    broken = made_rank(made_records(1, 5), made_report(0), now=now)
+    object.__setattr__(broken, "clock", NodeClock(5, float("nan"), now.monotonic))
+    made = await make_capture(subject(broken, made_rank(made_records(1, 5), made_report(1), now=now), now=now), now)
+    manifest = CaptureFile(made.data).manifest
+
+    assert [bool(rank.problem) for rank in manifest.ranks] == [True, False]
+    assert manifest.ranks[0].clock.unix == 0.0
+
+
+WHOLE = anyio.run(
+    make_capture,
+    subject(made_rank(made_records(1, 9), now=ManualClock().now()), now=ManualClock().now()),
+    ManualClock().now(),
+).data
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=6), st.integers(0, len(WHOLE)))
+def test_a_damaged_capture_is_refused_or_read(changes, length):
+    """Bytes that were turned, an end that is missing: an error of ours, or what is still whole."""
+    data = bytearray(WHOLE)
+    for at, value in changes:
+        data[at] = value
+    with contextlib.suppress(CaptureError):
+        for _, flight in CaptureFile(bytes(data[: length or None])).flights():
+            with contextlib.suppress(FlightError):
+                flight.records()
 
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "/abs", "..", "a b", "", "x" * 500, "C:\\x", "\0"])

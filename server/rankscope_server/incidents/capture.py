@@ -6,6 +6,7 @@ and packed in a thread.
 """
 
 import io
+import math
 import re
 import zipfile
 from collections.abc import Sequence
@@ -254,6 +255,7 @@ def _describe(rank: FrozenRank, name: str, problem: str) -> CaptureRank:
     identity, records = rank.report.identity, rank.records
     # What an exporter reads while it answers can be a little newer than the clock in its answer.
     ns = min(max(rank.clock.monotonic_ns, _last_ns(records), 0), MAX_NS)
+    unix = rank.clock.unix_of(ns)
     return CaptureRank(
         file=name,
         key=rank.report.key,
@@ -262,7 +264,7 @@ def _describe(rank: FrozenRank, name: str, problem: str) -> CaptureRank:
         pp_rank=identity.pp_rank,
         tp_rank=identity.tp_rank,
         life=rank.report.life,
-        clock=CaptureClock(monotonic_ns=ns, unix=rank.clock.unix_of(ns)),
+        clock=CaptureClock(monotonic_ns=ns, unix=unix if math.isfinite(unix) else 0.0),
         age_seconds=rank.age_seconds,
         exporter=rank.exporter,
         first_step=int(records["step"][0]) if len(records) else 0,
