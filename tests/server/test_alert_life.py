@@ -35,7 +35,7 @@ class Life:
 
 
 def mixed(severity=Severity.CRITICAL, name="RankscopeMitigationMixed"):
-    return Condition(AlertKey(name, "chat", "e1"), severity, "mixed", START_UNIX, (EXPORTER,))
+    return Condition(AlertKey(name, "chat", "e1"), severity, "mixed", (EXPORTER,))
 
 
 def stalled(severity=Severity.WARNING):

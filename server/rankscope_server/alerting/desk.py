@@ -119,7 +119,6 @@ class AlertDesk:
                 look.facts,
                 look.findings,
                 look.forecast,
-                now,
                 incident=look.incident,
                 within_seconds=self._within_seconds,
             )
@@ -136,7 +135,7 @@ class AlertDesk:
         """
         now = self._clock.now()
         failing = [
-            assess_receiver(name, channel.error, len(channel.queue), channel.failing_since.unix)
+            assess_receiver(name, channel.error, len(channel.queue))
             for name, channel in self.channels.items()
             if channel.failing_since is not None
         ]

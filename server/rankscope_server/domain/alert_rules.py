@@ -148,8 +148,6 @@ class Condition:
     key: AlertKey
     severity: Severity
     summary: str
-    since_unix: float
-    """When it came to be, by the clock of the node where it has one."""
     sources: tuple[str, ...] = ()
     """Addresses of the exporters that could tell if it were over."""
     incident: str = ""
@@ -159,7 +157,6 @@ def assess_engine(
     engine: EngineFacts,
     findings: Sequence[Finding],
     forecast: Forecast,
-    now: Moment,
     *,
     incident: str = "",
     within_seconds: float = FORECAST_SECONDS,
@@ -182,7 +179,6 @@ def assess_engine(
             AlertKey(name, engine.deployment, engine.engine),
             max((finding.severity for finding in same), key=loudness),
             _summary(same),
-            min(finding.since_unix for finding in same),
             sources,
             incident,
         )
@@ -197,7 +193,7 @@ def assess_engine(
     ):
         key = AlertKey(BY_KIND["forecast"], engine.deployment, engine.engine)
         summary = _forecast_summary(forecast, earliest)
-        conditions.append(Condition(key, Severity.WARNING, summary, now.unix, sources, incident))
+        conditions.append(Condition(key, Severity.WARNING, summary, sources, incident))
     return tuple(conditions)
 
 
@@ -216,18 +212,17 @@ def assess_exporters(
     ago = "has never answered" if age is None else f"last answered {seconds(age)} ago"
     more = f" (and {len(silent) - 1} more)" if len(silent) > 1 else ""
     summary = f"Exporter {first.url} {ago}{more}: {first.error or 'no answer'}"
-    since = min(now.unix_of(exporter.since if exporter.answered is None else exporter.answered) for exporter in silent)
     key = AlertKey(BY_KIND[FindingKind.BLIND.value], deployment, "")
-    return (Condition(key, Severity.WARNING, summary, since, tuple(exporter.url for exporter in silent)),)
+    return (Condition(key, Severity.WARNING, summary, tuple(exporter.url for exporter in silent)),)
 
 
-def assess_receiver(name: str, error: str, waiting: int, since_unix: float) -> Condition:
+def assess_receiver(name: str, error: str, waiting: int) -> Condition:
     """
     That a receiver does not take what is sent to it.
     """
     rest = f"; {waiting} {'notification waits' if waiting == 1 else 'notifications wait'}" if waiting else ""
     key = AlertKey(BY_KIND["receiver"], "", "", name)
-    return Condition(key, Severity.WARNING, f"Alerts do not reach {name}: {error}{rest}", since_unix)
+    return Condition(key, Severity.WARNING, f"Alerts do not reach {name}: {error}{rest}")
 
 
 def loudness(severity: Severity) -> int:

@@ -3,8 +3,9 @@ Alerts and the notifications of them that must outlive the server.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic import TypeAdapter, ValidationError
@@ -116,10 +117,10 @@ class AlertStore:
             if row.outcome == WAITING:
                 waiting += [(row.receiver, notice) for notice in _read_notice(row.body)]
         return KeptAlerts(
-            tuple(_read_alert(row) for row in firing),
+            tuple(alert for row in firing for alert in _read_alert(row)),
             tuple(waiting),
             {alert: frozenset(receivers) for alert, receivers in told.items()},
-            tuple(_read_alert(row) for row in resolved),
+            tuple(alert for row in resolved for alert in _read_alert(row)),
         )
 
     async def sweep(self, before_unix: float) -> None:
@@ -153,20 +154,26 @@ def _alert_values(alert: Alert) -> dict[str, object]:
     }
 
 
-def _read_alert(row: sa.Row[tuple[object, ...]]) -> Alert:
-    r = row._mapping  # noqa: SLF001  SQLAlchemy's name for it
-    return Alert(
-        id=r["id"],
-        key=AlertKey(r["name"], r["deployment"], r["engine"], r["subject"]),
-        severity=Severity(r["severity"]),
-        summary=r["summary"],
-        sources=tuple(json.loads(r["sources"])),
-        incident=r["incident"],
-        pending_unix=r["pending"],
-        held_since=0.0,
-        fired_unix=r["fired"],
-        resolved_unix=r["resolved"],
-        told=r["told"],
+def _read_alert(row: sa.Row[Any]) -> tuple[Alert, ...]:
+    try:
+        severity, sources = Severity(row.severity), tuple(json.loads(row.sources))
+    except ValueError:  # of another version of the server
+        return ()
+    key = AlertKey(row.name, row.deployment, row.engine, row.subject)
+    return (
+        Alert(
+            id=row.id,
+            key=key,
+            severity=severity,
+            summary=row.summary,
+            sources=sources,
+            incident=row.incident,
+            pending_unix=row.pending,
+            held_since=0.0,
+            fired_unix=row.fired,
+            resolved_unix=row.resolved,
+            told=row.told,
+        ),
     )
 
 
@@ -183,7 +190,7 @@ def _notice_values(receiver: str, notice: Notice) -> dict[str, object]:
     }
 
 
-def _read_notice(body: str) -> Iterable[Notice]:
+def _read_notice(body: str) -> tuple[Notice, ...]:
     try:
         return (_NOTICES.validate_json(body),)
     except ValidationError:  # of another version of the server
