@@ -110,12 +110,14 @@ def _assess_group(group: Sequence[RankFacts], now: Moment) -> Forecast:
     pp_size, draft_tokens = group[0].report.identity.pp_size, group[0].report.identity.spec_tokens
     rank = max((rank for rank in group if rank.id.pp_rank < pp_size - 1), key=_latest_drift)
     last = next(rank for rank in group if rank.id.pp_rank == pp_size - 1)
-    records, last_rank = rank.history.tail(WINDOW), last.history.tail(WINDOW)
-    unknown = _unknown(rank, records, last_rank)
+    # Most engines are healthy: a short look tells.
+    recent = rank.history.tail(RECENT)
+    unknown = _unknown(rank, recent, last.history.tail(RECENT + pp_size + 1))
     if unknown:
         return Forecast(Outlook.UNKNOWN, unknown)
-    if not (records["drifting"][-RECENT:] > 0).any():
+    if not (recent["drifting"] > 0).any():
         return Forecast(Outlook.NOT_IN_SIGHT, "no request drifts")
+    records, last_rank = rank.history.tail(WINDOW), last.history.tail(WINDOW + pp_size + 1)
     turns = extract_turns(records, last_rank, pp_size)
     if len(turns) < LEAST_TURNS:
         return Forecast(Outlook.UNKNOWN, f"{rank.label} has been seen for {len(turns)} steps only")
@@ -130,9 +132,9 @@ def _latest_drift(rank: RankFacts) -> int:
 
 def _unknown(rank: RankFacts, records: Records, last_rank: Records) -> str:
     """
-    Why the steps of a rank say nothing about those to come; empty if they do.
+    Why the recent steps of a rank say nothing about those to come; empty if they do.
     """
-    recent = records[records["phase"] >= Phase.DECIDED][-RECENT:]
+    recent = records[records["phase"] >= Phase.DECIDED]
     if len(recent) < LEAST_TURNS:
         return f"{rank.label} has been seen for {len(recent)} steps only"
     if not (recent["lengths"] == Lengths.OUTPUT_TOKENS).all():
