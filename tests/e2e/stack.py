@@ -33,35 +33,19 @@ A boot takes 15 to 30 s on a quiet machine; a machine that is not quiet is no fa
 """
 
 
-class Stack:
+class Observers:
     """
-    Engine, exporter and server of a deployment called `name`; everything ends with the `with` block.
+    Exporter and server of a deployment called `name`, over a flight directory of its own; they end with the `with` block.
 
-    `alertmanager` is the base URL of one that the server tells of alerts.
+    `server_arguments` are further ones of `rankscope serve`.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        role: str = "baseline",
-        trim_fix: str = "off",
-        alertmanager: str | None = None,
-        **engine: Any,
+        self, name: str, *, python: Path | None = None, role: str = "baseline", server_arguments: tuple[str, ...] = ()
     ) -> None:
         self.name = name
         self.flight_dir = Path(tempfile.mkdtemp(prefix=f"rankscope-e2e-{name}-", dir="/dev/shm"))
         self.work = Path(tempfile.mkdtemp(prefix=f"rankscope-e2e-{name}-"))
-        lab = lab_environment.default(os.environ)
-        checkpoints = checkpoint.ensure(ROOT / "var" / "lab" / "checkpoints", lab.python)
-        options = EngineOptions(
-            python=lab.python,
-            checkpoints=checkpoints,
-            name=name,
-            environment={"RANKSCOPE_FLIGHT_DIR": str(self.flight_dir), "RANKSCOPE_TRIM_FIX": trim_fix},
-            **engine,
-        )
-        self.engine = Engine(options, self.work / "engine.log")
         token = self.work / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_urlsafe())
@@ -77,11 +61,12 @@ class Stack:
             "--control-token-file",
             str(token),
         )
-        self.exporter = self._child((str(lab.python), "-m", "rankscope_exporter", *serve), "exporter.log")
+        python = python or lab_environment.default(os.environ).python
+        self.exporter = self._child((str(python), "-m", "rankscope_exporter", *serve), "exporter.log")
         target = f"{name}={self.exporter_url},role={role},token-file={token}"
-        dashboard = ["serve", "--target", target, "--port", str(server_port), "--data-dir", str(self.work / "data")]
-        dashboard += ["--alertmanager", alertmanager] if alertmanager else []
-        self.server = self._child((sys.executable, "-m", "rankscope_server", *dashboard), "server.log")
+        dashboard = ("serve", "--target", target, "--port", str(server_port), "--data-dir", str(self.work / "data"))
+        command = (sys.executable, "-m", "rankscope_server", *dashboard, *server_arguments)
+        self.server = self._child(command, "server.log")
         self.http = httpx2.AsyncClient(timeout=5.0)
 
     def _child(self, command: tuple[str, ...], log: str) -> Child:
@@ -89,15 +74,7 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         try:
-            self.exporter.start()
-            self.server.start()
-            self.engine.start()
-            progress(f"{self.name}: starting vLLM, exporter and server (logs in {self.work})")
-            took = await asyncio.to_thread(self.engine.wait_ready, READY_SECONDS, progress)
-            await self.until(
-                lambda fleet: fleet["deployments"][0]["engines"], "/api/v1/fleet", "the engine on the fleet page"
-            )
-            progress(f"{self.name}: ready after {took:.0f} s")
+            await self._begin()
         except BaseException:
             await self.__aexit__(*sys.exc_info())
             raise
@@ -107,13 +84,20 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.http.aclose()
-        for part in (self.engine, self.server, self.exporter):
-            await asyncio.to_thread(part.stop)
+        await self._end()
         if error is not None:
             progress(f"{self.name}: failed; the end of the server's log:\n{self.server.log_tail()}")
         else:
             shutil.rmtree(self.work, ignore_errors=True)
         shutil.rmtree(self.flight_dir, ignore_errors=True)
+
+    async def _begin(self) -> None:
+        self.exporter.start()
+        self.server.start()
+
+    async def _end(self) -> None:
+        for part in (self.server, self.exporter):
+            await asyncio.to_thread(part.stop)
 
     async def get(self, path: str) -> Any:
         """
@@ -158,3 +142,44 @@ class Stack:
             await asyncio.sleep(0.1)
         msg = f"{what}: not within {seconds:.0f} s; last answer {str(answer)[:600]}"
         raise TimeoutError(msg)
+
+
+class Stack(Observers):
+    """
+    The same with a real engine (PP=2) that they watch. Further arguments are the engine's options.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        role: str = "baseline",
+        trim_fix: str = "off",
+        server_arguments: tuple[str, ...] = (),
+        **engine: Any,
+    ) -> None:
+        lab = lab_environment.default(os.environ)
+        super().__init__(name, python=lab.python, role=role, server_arguments=server_arguments)
+        checkpoints = checkpoint.ensure(ROOT / "var" / "lab" / "checkpoints", lab.python)
+        options = EngineOptions(
+            python=lab.python,
+            checkpoints=checkpoints,
+            name=name,
+            environment={"RANKSCOPE_FLIGHT_DIR": str(self.flight_dir), "RANKSCOPE_TRIM_FIX": trim_fix},
+            **engine,
+        )
+        self.engine = Engine(options, self.work / "engine.log")
+
+    async def _begin(self) -> None:
+        await super()._begin()
+        self.engine.start()
+        progress(f"{self.name}: starting vLLM, exporter and server (logs in {self.work})")
+        took = await asyncio.to_thread(self.engine.wait_ready, READY_SECONDS, progress)
+        await self.until(
+            lambda fleet: fleet["deployments"][0]["engines"], "/api/v1/fleet", "the engine on the fleet page"
+        )
+        progress(f"{self.name}: ready after {took:.0f} s")
+
+    async def _end(self) -> None:
+        await asyncio.to_thread(self.engine.stop)
+        await super()._end()
