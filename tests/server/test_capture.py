@@ -188,6 +188,14 @@ def test_a_damaged_capture_is_refused_or_read(changes, length):
                 flight.records()
 
 
+def test_a_zip_that_lies_about_its_places_is_refused():
+    """Offsets that lead in front of the file."""
+    data = bytearray(WHOLE)
+    data[-6:-2] = (len(data) * 2).to_bytes(4, "little")
+    with pytest.raises(CaptureError):
+        list(CaptureFile(bytes(data)).flights())
+
+
 @pytest.mark.parametrize("key", ["../../etc/passwd", "/abs", "..", "a b", "", "x" * 500, "C:\\x", "\0"])
 def test_names_in_a_capture_are_harmless(key):
     """Keys come from exporters: whatever they are, files stay in one folder."""

@@ -3,6 +3,7 @@ Opening a capture again. Nothing in it is trusted: it may have come from anywher
 """
 
 import io
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -27,6 +28,20 @@ MAX_FLIGHT_BYTES = file_bytes(1 << 16)
 Size of the largest flight file that is taken out of a capture.
 """
 
+DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    NotImplementedError,
+)
+"""
+What the standard library raises at a zip file that lies.
+"""
+
 
 class CaptureFile:
     """
@@ -40,7 +55,7 @@ class CaptureFile:
     def __init__(self, data: bytes) -> None:
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
-        except (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError) as error:
+        except DAMAGED as error:
             msg = f"not a capture: {error}"
             raise CaptureError(msg) from error
         if len(self._archive.infolist()) > MAX_MEMBERS:
@@ -80,7 +95,7 @@ class CaptureFile:
         except KeyError as error:
             msg = f"not a whole capture: it has no {name}"
             raise CaptureError(msg) from error
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError) as error:
+        except DAMAGED as error:
             msg = f"{name} in the capture is damaged: {error}"
             raise CaptureError(msg) from error
         if len(raw) > limit:
