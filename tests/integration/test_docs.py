@@ -22,8 +22,16 @@ from rankscope_exporter.contract import http
 from rankscope_exporter.contract.metrics import METRICS
 from rankscope_exporter.serve.settings import ServeSettings
 from rankscope_exporter.settings import WorkerSettings
+from rankscope_server.alerting.desk import AlertDesk
+from rankscope_server.alerting.telemetry import AlertCollector
 from rankscope_server.cli import cli as server_cli
+from rankscope_server.control.board import Board
+from rankscope_server.control.reports import Reports
+from rankscope_server.incidents.desk import IncidentDesk
+from rankscope_server.ingest.clock import SystemClock
+from rankscope_server.ingest.tracks import Fleet
 from rankscope_server.settings import ServerSettings
+from rankscope_server.telemetry import ServerCollector
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -210,10 +218,20 @@ def test_settings_are_all_told(settings: type[BaseSettings], page: str, heading:
             assert rows[variable] == told, variable
 
 
+@functools.cache
+def server_metrics() -> set[str]:
+    """The server's own metrics, as they are scraped."""
+    clock = SystemClock()
+    desk = AlertDesk((), clock, deployments=())
+    board = Board(Fleet(), {}, clock, Reports(IncidentDesk(clock, retention_seconds=1.0), desk, ()))
+    families = [*AlertCollector(desk).collect(), *ServerCollector(board, ()).collect()]
+    return {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
 def test_metrics_that_are_named_exist(path: Path) -> None:
     """Every metric that a document names is served under that name; one that ends in `_` stands for those that begin so."""
-    known = {name for spec in METRICS for name in (spec.name, *spec.sample_names)}
+    known = {name for spec in METRICS for name in (spec.name, *spec.sample_names)} | server_metrics()
     packages = {"rankscope_exporter", "rankscope_server", "rankscope_lab"}
     named = set(re.findall(r"\brankscope_[a-z_]+", path.read_text(encoding="utf-8"))) - packages
     beginnings = {name for name in named if name.endswith("_") and any(other.startswith(name) for other in known)}

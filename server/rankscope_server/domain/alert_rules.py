@@ -57,7 +57,7 @@ RULES: Mapping[str, AlertRule] = MappingProxyType(
             AlertRule(
                 "RankscopeDrift", FindingKind.DRIFT.value, _WARNING, _AT_ONCE,
                 "A rank counts more tokens than the scheduler. Its requests will be masked one after the other, their output goes wrong, "
-                "and the engine wedges once all of a batch are. Turn the trim fix on, or take traffic off the engine.",
+                "and the engine wedges once all of a batch are. Turn the trim fix on. Fresh requests keep the engine going: do not drain it before it may be restarted.",
             ),
             AlertRule(
                 "RankscopeMaskDisagreement", FindingKind.MASK_DISAGREEMENT.value, _CRITICAL, _AT_ONCE,
@@ -100,7 +100,7 @@ RULES: Mapping[str, AlertRule] = MappingProxyType(
             AlertRule(
                 "RankscopeForecast", "forecast", _WARNING, Timing(5.0, 60.0),
                 "If traffic goes on as it does, every request of a batch will be masked on one rank, and the engine wedges. "
-                "Turn the trim fix on, or take traffic off the engine, while there is time.",
+                "Turn the trim fix on while there is time. Fresh requests keep the engine going: do not drain it before it may be restarted.",
             ),
             AlertRule(
                 "RankscopeReceiverFailing", "receiver", _WARNING, Timing(30.0, 30.0),
