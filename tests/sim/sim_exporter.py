@@ -140,6 +140,8 @@ class MadeExporter:
 def draw_troubles(exporter: MadeExporter, until: float) -> None:
     """
     Silences, restarts and set clocks of an exporter over its time; outages are apart by seconds at least.
+
+    Files say when they were made by the clock as it was set then.
     """
     random, counts = exporter.random, exporter.counts
     at = random.expovariate(1 / odds.SILENCE_SECONDS)
@@ -162,6 +164,8 @@ def draw_troubles(exporter: MadeExporter, until: float) -> None:
         exporter.jumps.append((jump, random.choice((-1, 1)) * 10 ** random.uniform(0, 3.6)))
         counts[Oddity.CLOCK_JUMP] += 1
         jump += random.expovariate(1 / odds.CLOCK_JUMP_SECONDS)
+    for tape in exporter.tapes:
+        tape.report = tape.report.model_copy(update={"started_unix": exporter.unix(tape.born)})
 
 
 def clear_outages(exporter: MadeExporter, since: float) -> None:

@@ -27,6 +27,10 @@ from rankscope_exporter.contract import (
 from rankscope_server.domain.model import FindingKind, RankId
 
 MANY = 1 << 40
+LEAST_DRIFT_SECONDS = 0.7
+"""
+Drift lasts for as long, at least: what is over again at the next look is not looked for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,12 @@ def put_drift(ground: Ground, step: int) -> Fault | None:
     rows = np.arange(step - 1, ground.engine.steps, every)
     before = slice(max(0, step - 2 * shape.pp_size - 3), step - 1)
     cached = some[0].records["cached"]
-    if not cached[rows[:2]].all() or any((tape.records["drift_max"][before] > 0).any() for tape in some):
+    while_drifting = rows[some[0].begin[rows] < some[0].begin[step - 1] + LEAST_DRIFT_SECONDS]
+    if (
+        len(while_drifting) < 2
+        or not cached[while_drifting].all()
+        or any((tape.records["drift_max"][before] > 0).any() for tape in some)
+    ):
         return None
     rows = rows[cached[rows] > 0]
     growth = random.choice((0, 1, shape.spec_tokens))
@@ -431,7 +440,11 @@ def _toggled(shape: Shape) -> Shape:
 
 def _unseen(shape: Shape) -> Shape:
     return changed(
-        _v1(shape), mitigation=MitigationState.AVAILABLE, spec_tokens=max(1, shape.spec_tokens), asynchronous=False
+        _v1(shape),
+        mitigation=MitigationState.AVAILABLE,
+        spec_tokens=max(1, shape.spec_tokens),
+        asynchronous=False,
+        late_stage=False,
     )
 
 
