@@ -83,9 +83,11 @@ def test_records_from_before_the_end_prove_nothing():
 
 
 def test_a_stopped_process_counts_once_it_lasts():
-    """Debuggers stop one for a moment."""
+    """Debuggers stop one for a moment; of what an exporter said last before it went silent one does not know that it lasts."""
     assert lost(rank(0, BUSY, RankLife.STOPPED, since=1), rank(1, BUSY)) is None
     assert lost(rank(0, BUSY, RankLife.STOPPED, since=3), rank(1, BUSY)) is not None
+    later = Moment(NOW.unix + 9, NOW.monotonic + 9)
+    assert lost(rank(0, BUSY, RankLife.STOPPED, since=1), rank(1, BUSY), now=later) is None
 
 
 def test_the_step_is_that_of_the_failure():

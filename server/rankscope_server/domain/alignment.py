@@ -24,7 +24,7 @@ Records that are compared in one go (7 MB): an engine with many ranks, or much t
 
 # Plain numbers: NumPy takes four times as long to compare with a member of an enumeration.
 _STATE_UPDATED, _DECIDED = int(Phase.STATE_UPDATED), int(Phase.DECIDED)
-_NO_GUARD, _OUTPUT_TOKENS = int(Guard.NONE), int(Lengths.OUTPUT_TOKENS)
+_BROADCAST, _DECISIONS, _OUTPUT_TOKENS = np.uint8(Guard.BROADCAST), 2, int(Lengths.OUTPUT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,11 @@ class Aligned:
 
     @property
     def decided(self) -> Bools:
-        """Where a rank is known to have decided about the collective."""
-        return np.asarray((self.records["phase"] >= _DECIDED) & (self.records["guard"] != _NO_GUARD))
+        """Where a rank is known to have decided about the collective; a word that nobody knows is no decision."""
+        known = (
+            self.records["guard"] - _BROADCAST < _DECISIONS
+        )  # one comparison, as no decision wraps round to the largest byte
+        return np.asarray((self.records["phase"] >= _DECIDED) & known)
 
     @property
     def mask_known(self) -> Bools:

@@ -13,7 +13,7 @@ from rankscope_server.domain.words import failed_in
 
 SETTLE_SECONDS = 2.5
 """
-How long a rank must be stopped before it counts: debuggers stop a process for a moment.
+How long a rank must be seen to be stopped before it counts: debuggers stop a process for a moment.
 """
 
 SHUTDOWN_SECONDS = 10.0
@@ -35,7 +35,7 @@ def assess_life(engine: EngineFacts, group: Sequence[RankFacts], now: Moment) ->
         return
     lifeless = [
         *(rank for rank in gone if _missed(rank, group)),
-        *(rank for rank in stopped if now.monotonic - rank.life_since >= SETTLE_SECONDS),
+        *(rank for rank in stopped if rank.answered - rank.life_since >= SETTLE_SECONDS),
     ]
     lost = list(dict.fromkeys((*failed, *lifeless)))  # whose step failed first: that is the cause
     if not lost:
