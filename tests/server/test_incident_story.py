@@ -174,7 +174,7 @@ GOLDENS = {
     "drift that the fix ended": (
         incident(closed(DRIFT), closed(MASK), acted=(FIX_ON,), drift_last=405, life=IncidentLife.RECOVERED),
         (
-            "Output is wrong since step 395, where ranks masked different requests: "
+            "Output was wrong from step 395 on, where ranks masked different requests: "
             "pp0 masks 2 of 6 requests; pp1 masks none of 6 requests. Drift began at step 371 with request ...07f2. "
             "The trim fix was turned on at step 405; drift ended there."
         ),

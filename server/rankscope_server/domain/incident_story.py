@@ -84,7 +84,7 @@ def _parts(incident: Incident) -> Iterator[str]:
     if drift is not None:
         yield _tell_drift(drift, incident)
     if parting is not None and mask is not None and _before(mask, parting):
-        yield f"output is wrong since step {mask.step}, where masked requests first differed"
+        yield f"{_wrong_since(mask)}, where masked requests first differed"
     if mixed is not None:
         yield _told(mixed) if mixed.open else "for a while, ranks disagreed about the trim fix"
     yield from _tell_fix(incident)
@@ -156,8 +156,16 @@ def _tell_wedge(finding: Finding, incident: Incident) -> str:
 def _tell_mask(finding: Finding) -> str:
     values = finding.evidence.values
     if not values:
-        return f"output is wrong: {_bare(finding)}"
-    return f"output is wrong since step {finding.step}, where ranks masked different requests: {_said(values)}"
+        return f"output {'is' if finding.open else 'was'} wrong: {_bare(finding)}"
+    return f"{_wrong_since(finding)}, where ranks masked different requests: {_said(values)}"
+
+
+def _wrong_since(finding: Finding) -> str:
+    return (
+        f"output is wrong since step {finding.step}"
+        if finding.open
+        else f"output was wrong from step {finding.step} on"
+    )
 
 
 def _tell_stall(finding: Finding) -> str:
