@@ -184,6 +184,7 @@ async def test_what_was_wanted_outlives_the_server(tmp_path, nodes, ranks):
         rank.steps(31, 400)
     again = made_service(tmp_path, nodes, ONE_NODE)
     await again.start()
+    again.look()  # no exporter has answered yet, which says nothing about the engine
     await poll(again)
     view = again.engine("chat", "e1")
     assert (view.fix.desired, view.fix.last_actor) == (True, "ada")

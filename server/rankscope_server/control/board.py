@@ -130,10 +130,9 @@ class Board:
             self._report(deployment, engines, now)
             known = {engine.engine for engine in engines}
             for key in [key for key in self.memories if key[0] == deployment and key[1] not in known]:
-                if any(
-                    exporter.out_of_reach(now) for exporter in (track.facts() for track in self.fleet_of.of(deployment))
-                ):
-                    continue  # not seen is not the same as gone
+                exporters = [track.facts() for track in self.fleet_of.of(deployment)]
+                if any(exporter.answered is None or exporter.out_of_reach(now) for exporter in exporters):
+                    continue  # not seen, or not yet, is not the same as gone
                 self._note(key, self.memories.pop(key), EngineMemory(), now.unix)
 
     def _report(self, deployment: str, engines: list[EngineFacts], now: Moment) -> None:
