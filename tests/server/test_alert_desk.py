@@ -259,6 +259,19 @@ async def test_receivers_that_forget_are_reminded(clock, store):
     assert [notice.change for notice in manager.took[6:]] == [Change.RESOLVED] * 2
 
 
+async def test_of_an_alert_that_is_not_kept_yet_nobody_is_reminded(clock, store):
+    """A server that is killed right then would not know of it any more."""
+    manager = MadeReceiver("manager", batch=64, remind_seconds=60)
+    desk = MadeDesk(clock, store, manager)
+    desk.findings = [WEDGED]
+    desk.look()
+    await desk.work()
+    assert manager.took == []
+    await desk.dispatch()
+    await desk.work()
+    assert manager.firing() == ["RankscopeWedged"]
+
+
 async def test_alerts_of_a_deployment_that_is_watched_no_more_end(desk, clock):
     """It was taken out of the settings."""
     desk.findings = [WEDGED]
