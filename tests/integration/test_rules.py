@@ -62,6 +62,21 @@ def test_rules_ask_for_what_there_is(rule: dict[str, Any]) -> None:
     assert selectors(expression) or recorded(expression)
 
 
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [
+        ("max(rankscope_drift) > 0", "rankscope_drift does not exist"),
+        ('rankscope_steps_total{reason="x"}', "rankscope_steps_total has no label reason"),
+        ('rankscope_rank_life{life=~"gone|dead"}', "rankscope_rank_life never has life=~'gone|dead'"),
+        ("sum by (engine, rank) (rankscope_masked_requests)", "nothing has the label rank"),
+        ("sum by (le) (rankscope_own_step_seconds_bucket)", ""),
+    ],
+)
+def test_what_there_is_not_is_found(expression: str, complaint: str) -> None:
+    """An expression that asks for something that the contract lacks is told so."""
+    assert list(complaints(expression)) == ([complaint] if complaint else [])
+
+
 @pytest.mark.parametrize("rule", RECORDS, ids=name_of)
 def test_recorded_names_tell_their_level(rule: dict[str, Any]) -> None:
     """Recorded metrics are named level:metric:operation, and what is of an engine has exactly an engine's labels."""
