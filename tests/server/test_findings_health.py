@@ -85,8 +85,21 @@ def test_a_wall_clock_that_is_set_is_no_finding(jump):
     """Ages and limits go by monotonic clocks."""
     ranks = ranks_of(made_records(1, 50), in_step(51), started_unix=NOW.unix - 60)
     memory = look(*ranks)
-    memory = look(*(answered(rank, 1, jump=jump) for rank in ranks), memory=memory, now=at(1))
+    ranks = [answered(ranks[0], 1, jump=jump), answered(ranks[1], 1)]
+    memory = look(*ranks, memory=memory, now=at(1))
     assert kinds(memory) == set()
+    assert len(memory.seen) == 2, "and no rank is left out of what is compared"
+
+
+@pytest.mark.parametrize("jump", [-7200.0, -59.5, 7200.0])
+def test_a_wall_clock_that_is_set_hides_no_lost_rank(jump):
+    """By the clock of its node, its peer has begun after the rank had ended."""
+    dead, peer = ranks_of(made_records(1, 50), in_step(51), started_unix=NOW.unix - 60)
+    memory = look(dead, peer)
+    gone = made_report(0, life=RankLife.GONE, started_unix=NOW.unix - 60)
+    dead = dataclasses.replace(answered(dead, 1), report=gone, life_since=at(1).monotonic)
+    assert kinds(look(dead, answered(peer, 1, jump=jump), memory=memory, now=at(1))) == {FindingKind.RANK_LOST}
+    assert kinds(look(dead, answered(peer, 1, jump=jump), now=at(1))) == {FindingKind.RANK_LOST}
 
 
 def test_a_long_step_after_masks_agreed_again_is_no_wedge():

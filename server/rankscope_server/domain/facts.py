@@ -300,10 +300,18 @@ def reach_of(group: Sequence[RankFacts]) -> int:
 def of_one_run(group: Sequence[RankFacts]) -> Sequence[RankFacts]:
     """
     The ranks of a group whose processes ran at the same time, which are all unless an engine is started anew under its old
-    name: what is left of its last run then has taken no step since the newest process began.
+    name. What is left of its last run is gone since before the newest process was seen, and did nothing after that began;
+    neither is enough by itself, as wall clocks are set and servers are started late.
     """
-    newest = max(rank.started for rank in group)
-    return [r for r in group if r.history.last == 0 or r.active_until >= newest or r.started == newest]
+    newest = max(group, key=lambda rank: rank.started)
+    return [
+        rank
+        for rank in group
+        if rank.report.life is not RankLife.GONE
+        or rank.history.last == 0
+        or rank.life_since > newest.first_seen
+        or rank.active_until >= newest.started
+    ]
 
 
 def rank_labels(ids: Sequence[RankId]) -> tuple[str, ...]:
