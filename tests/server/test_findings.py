@@ -1,5 +1,6 @@
 """What is called wrong, and what is not."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -31,7 +32,7 @@ from rankscope_exporter.hooks.targets import V1_POINTS, V2_HANDLER_POINTS, V2_MO
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import OPTIONAL_HOOKS
 from rankscope_server.domain.findings import EngineMemory, assess
-from rankscope_server.domain.model import FindingKind, Severity, State
+from rankscope_server.domain.model import FindingKind, RankId, Severity, State
 from rankscope_server.domain.state import engine_headline, engine_state
 
 NOW = ManualClock().now()
@@ -211,6 +212,21 @@ def test_ranks_that_parted_and_stand_still_are_wedged():
     assert engine_state(engine, memory) is State.WEDGED
     assert engine_headline(engine, memory, NOW).startswith(
         "Wedged: at step 72 pp1 broadcasts the sampled tokens and pp0 skips"
+    )
+
+
+def test_a_wedge_of_many_ranks_is_told_in_a_sentence():
+    """Ranks that stand at the same place are told together."""
+    skipping, sending = wedge(4.0)
+    many = [
+        dataclasses.replace(rank, id=RankId(0, pp, tp), label=f"pp{pp} tp{tp}")
+        for pp, rank in enumerate((skipping, sending))
+        for tp in range(12)
+    ]
+    assert look(*many).findings[FindingKind.WEDGED, 0].sentence == (
+        "pp1 tp0, pp1 tp1, pp1 tp2, pp1 tp3, pp1 tp4 and 7 others posted the broadcast of step 72 and never came back; "
+        "pp0 tp0, pp0 tp1, pp0 tp2, pp0 tp3, pp0 tp4 and 7 others are in step 73: "
+        "no rank has moved for 4.0 s, and none will until the engine is restarted"
     )
 
 

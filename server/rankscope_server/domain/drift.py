@@ -122,7 +122,8 @@ def assess_drift(
     if engine.idle or engine.ended:
         return  # no request is left that could drift
     reach = reach_of(group)
-    rows = [row for row, rank in enumerate(group) if row in found or (known is not None and rank.id in known.ranks)]
+    drifted = frozenset(known.ranks if known is not None else ())
+    rows = [row for row, rank in enumerate(group) if row in found or rank.id in drifted]
     rows = [row for row in rows if not drift_over(group[row], reach)]
     if not rows:
         return
@@ -176,10 +177,11 @@ def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, r
                 if tokens > 0
                 else f"{ranks[row].label} counted more tokens than the scheduler, and agrees with it now"
             )
+    drifting = frozenset(rows)
     clean = [
         rank.label
         for row, rank in enumerate(ranks)
-        if row not in rows and (latest_drift(rank, reach) or (1, 0, 0))[0] <= 0
+        if row not in drifting and (latest_drift(rank, reach) or (1, 0, 0))[0] <= 0
     ]
     others = f"; {joined(clean)} {'agree' if len(clean) > 1 else 'agrees'} with the scheduler" if clean else ""
     since = (

@@ -187,7 +187,8 @@ def _with_requests(finding: Finding, engine: EngineFacts) -> Finding:
     """
     A disagreement about masks with the requests that were masked, which come to be known a while after it.
     """
-    ranks = [rank for rank in engine.ranks if rank.id in finding.ranks]
+    concerned = frozenset(finding.ranks)
+    ranks = [rank for rank in engine.ranks if rank.id in concerned]
     requests = masked_requests(ranks, finding.step, reach_of(ranks)) if ranks and finding.step else ()
     if not requests:
         return finding

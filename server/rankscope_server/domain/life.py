@@ -87,7 +87,8 @@ def _waiting(group: Sequence[RankFacts], lost: Sequence[RankFacts]) -> str:
     """
     Who waits for the ranks that are lost, as the end of a sentence; empty if nobody does.
     """
-    waiting = [rank.label for rank in group if rank.running and rank not in lost]
+    those = frozenset(lost)
+    waiting = [rank.label for rank in group if rank.running and rank not in those]
     if not waiting:
         return ""
     if all(rank.failure is not None for rank in lost):

@@ -40,7 +40,8 @@ def assess_mitigation(
     found = _differing_step(group, first=known is None)
     if found is not None:
         step, on = found
-        off = [rank for rank in group if rank not in on]
+        those = frozenset(on)
+        off = [rank for rank in group if rank not in those]
     elif min(rank.reported for rank in group) - since >= SETTLE_SECONDS or (known is not None and since < inf):
         step, on, off = None, *_reported(group)
     else:

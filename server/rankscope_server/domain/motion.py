@@ -164,16 +164,19 @@ def _standing(rank: RankFacts) -> str:
 
 
 def _wedge_sentence(group: Sequence[RankFacts], frozen: float) -> str:
-    senders = [rank for rank in group if rank.phase is Phase.DECIDED and _newest_guard(rank) == Guard.BROADCAST]
-    others = [rank for rank in group if rank not in senders]
+    senders: list[RankFacts] = []
+    others: dict[str, list[str]] = {}
+    for rank in group:
+        if rank.phase is Phase.DECIDED and _newest_guard(rank) == Guard.BROADCAST:
+            senders.append(rank)
+        else:
+            others.setdefault(f"{'in' if rank.in_flight else 'after'} step {rank.history.last}", []).append(rank.label)
     parts = []
     if senders:
         parts.append(
             f"{joined(r.label for r in senders)} posted the broadcast of step {senders[0].history.last} and never came back"
         )
-    for rank in others:
-        where = "in" if rank.in_flight else "after"
-        parts.append(f"{rank.label} is {where} step {rank.history.last}")
+    parts += [f"{joined(labels)} {'are' if len(labels) > 1 else 'is'} {where}" for where, labels in others.items()]
     return f"{'; '.join(parts)}: no rank has moved for {seconds(frozen)}, and none will until the engine is restarted"
 
 
