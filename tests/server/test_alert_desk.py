@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import anyio
 import pytest
 import sqlalchemy as sa
 from made_alerts import MadeDesk, MadeReceiver, MadeStore, made_finding
@@ -322,3 +323,55 @@ async def test_metrics_tell_what_fires_and_who_hears(desk, clock):
     assert value("rankscope_server_receiver_up", receiver="chat") == [1]
     assert value("rankscope_server_notifications_waiting", receiver="ops") == [1]
     assert value("rankscope_server_notifications_delivered_total", receiver="chat") == [1]
+
+
+async def test_a_store_that_hangs_holds_alerts_up_for_a_moment_only(clock, store, monkeypatch):
+    """They are sent before it has answered; it gets everything once it does."""
+    monkeypatch.setattr("rankscope_server.alerting.ledger.PATIENCE_SECONDS", 0.01)
+    answered, write = anyio.Event(), store.write
+
+    async def hang(*statements):
+        await answered.wait()
+        await write(*statements)
+
+    store.write = hang
+    made = MadeDesk(clock, store, MadeReceiver("ops"))
+    del made.desk.ledger.soon  # as it is
+    await made.restore()
+    made.findings = [WEDGED]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.desk.ledger.run)
+        made.look()
+        await made.dispatch()
+        await made.work()
+        assert made.receivers[0].firing() == ["RankscopeWedged"]
+        answered.set()
+        with anyio.fail_after(60):
+            while not await store.read(sa.text("SELECT 1 FROM notifications WHERE outcome = 'delivered'")):
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_loop_that_crashes_begins_again_and_ends_no_other(clock, store, monkeypatch):
+    """It is a problem that is shown; alerts go on."""
+    monkeypatch.setattr("rankscope_server.alerting.desk.TICK_SECONDS", 0.001)
+    ops, chat = MadeReceiver("ops"), MadeReceiver("chat")
+    made = MadeDesk(clock, store, ops, chat)
+    channel = made.desk.channels["ops"]
+    work, crashes = channel.work, [KeyError("a mistake")]
+
+    async def crash():
+        if crashes:
+            raise crashes.pop()
+        return await work()
+
+    channel.work = crash
+    made.findings = [WEDGED]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.desk.run)
+        made.look()
+        with anyio.fail_after(60):
+            while not (ops.took and chat.took):
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert made.desk.problems() == ("sending alerts to ops failed (KeyError): see the server's log, and report it",)

@@ -2,7 +2,7 @@
 Alerts at work: looks at what was found, follows each alert through its life, and sees to it that receivers hear of it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -103,6 +103,7 @@ class AlertDesk:
         """What is being kept."""
         self._woken = anyio.Event()
         self._swept = float("-inf")
+        self._crashed = ""
 
     # -- looks
 
@@ -179,11 +180,24 @@ class AlertDesk:
         Send alerts until cancelled.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.ledger.run)
-            tasks.start_soon(self._dispatch)
-            tasks.start_soon(self._tick)
-            for channel in self.channels.values():
-                tasks.start_soon(channel.run)
+            tasks.start_soon(self._guard, "keeping alerts", self.ledger.run)
+            tasks.start_soon(self._guard, "handing over alerts", self._dispatch)
+            tasks.start_soon(self._guard, "looking at receivers", self._tick)
+            for name, channel in self.channels.items():
+                tasks.start_soon(self._guard, f"sending alerts to {name}", channel.run)
+
+    async def _guard(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """
+        Begin again with what has failed: one loop must not end the others.
+        """
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                logger.exception("alerts.crashed", what=what)
+                self._crashed = f"{what} failed ({type(error).__name__}): see the server's log, and report it"
+                self._changed()
+            await anyio.sleep(TICK_SECONDS)
 
     async def dispatch(self) -> None:
         """
@@ -209,11 +223,8 @@ class AlertDesk:
 
     async def _tick(self) -> None:
         while True:
-            try:
-                self.tick()
-                await self._sweep()
-            except Exception:  # the next tick may go well
-                logger.exception("alerts.tick_crashed")
+            self.tick()
+            await self._sweep()
             await self._clock.sleep(TICK_SECONDS)
 
     async def _sweep(self) -> None:
@@ -336,4 +347,4 @@ class AlertDesk:
             for name, channel in self.channels.items()
             if channel.failing_since is not None
         ]
-        return (*([self.ledger.problem] if self.ledger.problem else []), *failing)
+        return (*filter(None, (self._crashed, self.ledger.problem)), *failing)
