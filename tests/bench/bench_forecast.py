@@ -8,6 +8,7 @@ what the forecast may be tuned on.
 """
 
 import argparse
+import re
 import statistics
 import sys
 import time
@@ -29,7 +30,7 @@ from rankscope_server.domain.history import StepHistory
 from rankscope_server.domain.model import RankId
 from rankscope_server.domain.outlook import Forecast, Outlook
 
-FIRST_SEED, CALIBRATION_SEED = 1_000_000, 1
+FIRST_SEED, CALIBRATION_SEED = 2_000_000, 1
 ENGINES, SAMPLES = 300, 6
 
 AFTER_SECONDS = 330.0
@@ -172,10 +173,17 @@ def report(figures: Figures, samples: list[Sample]) -> None:
     soon = Counter(_came_soon(sample) for sample in samples)
     never = _share(soon[False], soon[False] + soon[True])
     figures.report("in_sight_never", never, "<= 0.1", forecasts=soon[False] + soon[True])
-    unknown = Counter(s.forecast.reason for s in samples if s.forecast.outlook is Outlook.UNKNOWN)
+    unknown = Counter(_kind(s.forecast) for s in samples if s.forecast.outlook is Outlook.UNKNOWN)
     figures.report(
         "unknown_share", _share(unknown.total(), len(samples)), forecasts=len(samples), reasons=dict(unknown)
     )
+
+
+def _kind(forecast: Forecast) -> str:
+    """
+    A reason without its figures.
+    """
+    return re.sub(r"\d+", "N", forecast.reason.partition(":")[0])
 
 
 def _interval(forecast: Forecast) -> tuple[float, float] | None:

@@ -17,7 +17,7 @@ from rankscope_server.domain.rates import Lulls, Rates
 from rankscope_server.domain.turns import Turns
 from rankscope_server.domain.unmasked import TURNS, Floats, acceptance_of, curves
 
-GRID: Floats = np.concatenate([np.arange(17.0), np.geomspace(18.0, 1e7, 40)])
+GRID: Floats = np.concatenate([np.arange(13.0), np.geomspace(14.0, 1e7, 32)])
 """
 Turns from now at which the chance is worked out.
 """
@@ -79,8 +79,8 @@ class _Fate:
     """Expected turns unmasked, until then, of a request that arrives now."""
     fresh_all: float
     """The same without an end."""
-    spread: tuple[float, float]
-    """Variance over mean of how many requests are unmasked: low and high."""
+    exponents: tuple[float, float]
+    """The chance that no request is unmasked, of those that arrive, is e to the power of minus their mean times this."""
     returning: float
 
 
@@ -88,13 +88,14 @@ def chance_parted(turns: Turns, draft_tokens: int, rates: Rates) -> Floats:
     """
     By turn of `GRID`, the chance that all requests of the batch have been masked on the rank and not on the last one.
     """
+    seen = _seen_spread(turns)
     fates = [
-        _fate(turns, draft_tokens, rates, rejected, finished)
+        _fate(turns, draft_tokens, rates, seen, rejected, finished)
         for rejected, finished in product(rates.rejected, rates.finished)
     ]
     fresh, fresh_all = _by_fate([fate.fresh for fate in fates]), _by_fate([fate.fresh_all for fate in fates])
     arriving = _arriving(turns, rates)
-    exponent = np.array([[_zero_exponent(spread) for spread in fate.spread] for fate in fates])[:, None, :, None]
+    exponent = np.array([fate.exponents for fate in fates])[:, None, :, None]
     empty = _empty(exponent, arriving, fresh, rates.lulls)
     none = np.exp(_by_fate([fate.lost for fate in fates]) + empty)
     gone = np.exp(_by_fate([fate.gone for fate in fates]) - arriving * _by_fate([fate.stay for fate in fates]))
@@ -145,7 +146,7 @@ def _by_fate(values: Sequence[Floats] | Sequence[float]) -> Floats:
     return np.reshape(np.array(values), (len(values), 1, 1, -1))
 
 
-def _fate(turns: Turns, k: int, rates: Rates, rejected: float, finished: float) -> _Fate:
+def _fate(turns: Turns, k: int, rates: Rates, seen: tuple[float, float], rejected: float, finished: float) -> _Fate:
     chain = curves(k, acceptance_of(rejected, k), acceptance_of(rates.rejected_masked, k))
     alive = (1.0 - finished) ** GRID
     unmasked, masked = int(turns.unmasked[-1]), int(turns.masked[-1])
@@ -177,7 +178,7 @@ def _fate(turns: Turns, k: int, rates: Rates, rejected: float, finished: float) 
         (1.0 - alive) / finished,
         stretch * (summed[below] - living[below] + part * living[below] + beyond),
         stretch * model,
-        _spread(turns, 1.0 - (1.0 - rates.burstiness) * float((living**2).sum()) / float(living.sum())),
+        _exponents(seen, 1.0 - (1.0 - rates.burstiness) * float((living**2).sum()) / float(living.sum())),
         chain.returning / stretch,
     )
 
@@ -192,19 +193,27 @@ def _stretch(turns: Turns, model: float) -> float:
     return min(max(mean / model, 0.4), 6.0)
 
 
-def _spread(turns: Turns, model: float) -> tuple[float, float]:
+def _seen_spread(turns: Turns) -> tuple[float, float]:
     """
-    Variance over mean of how many requests are unmasked, a standard deviation of its logarithm below and above.
-
-    `model` is what follows from how regular the arrivals are; what was seen counts by its number of independent turns.
+    Variance over mean of how many requests are unmasked since the batch is steady, and from how many independent turns.
     """
     steady = turns.unmasked[max(int((turns.masked > 0).argmax()), len(turns) // 2) :]
     mean = float(steady.mean())
-    blocks = min(float(turns.arrived[1:].sum()), len(steady) / 8.0) if len(steady) > 16 else 0.0
-    seen = float(steady.var()) / mean if mean > 0 else model
-    spread = max(LEAST_SPREAD, (blocks * seen + MODEL_BLOCKS * model) / (blocks + MODEL_BLOCKS))
+    if len(steady) <= 16 or mean == 0.0:
+        return 1.0, 0.0
+    return float(steady.var()) / mean, min(float(turns.arrived[1:].sum()), len(steady) / 8.0)
+
+
+def _exponents(seen: tuple[float, float], model: float) -> tuple[float, float]:
+    """
+    As `_zero_exponent`, for a spread that is a standard deviation of its logarithm low, and high.
+
+    `model` is the spread that follows from how regular the arrivals are.
+    """
+    spread, blocks = seen
+    likely = max(LEAST_SPREAD, (blocks * spread + MODEL_BLOCKS * model) / (blocks + MODEL_BLOCKS))
     error = math.exp(math.sqrt(2.0 / (blocks + MODEL_BLOCKS)))
-    return spread / error, spread * error
+    return _zero_exponent(likely / error), _zero_exponent(likely * error)
 
 
 def _zero_exponent(spread: float) -> float:

@@ -24,6 +24,16 @@ CHANCE_GAPS = 1.0
 Gaps between arrivals that the assumption counts for that they come by chance.
 """
 
+MOST_ARRIVING = 64
+"""
+Arrivals in one turn that are told apart.
+"""
+
+MOST_FINISHING = 0.5
+"""
+The largest chance to finish in a turn that is believed.
+"""
+
 LEAST_GAPS = 8
 """
 Gaps that it takes to tell lulls from chance.
@@ -94,7 +104,9 @@ def _finishing(finished: float, present: float, age: int) -> tuple[float, float]
     all of them together have told no more than one that has run for `age` turns.
     """
     alike = age + (present - age) * finished / (finished + ALIKE_FINISHED)
-    return (finished + 0.5) / (present + 100.0), (finished + 1.0) / (alike + 20.0)
+    return min(MOST_FINISHING, (finished + 0.5) / (present + 100.0)), min(
+        MOST_FINISHING, (finished + 1.0) / (alike + 20.0)
+    )
 
 
 def _arriving(arrived: Ints) -> tuple[float, float]:
@@ -107,7 +119,10 @@ def _arriving(arrived: Ints) -> tuple[float, float]:
 
 
 def _burstiness(arrived: Ints) -> float:
-    at = np.repeat(np.arange(len(arrived)), arrived)
+    """
+    Variance over squared mean of the gaps, which leans on that of arrivals by chance while few were seen.
+    """
+    at = np.repeat(np.arange(len(arrived)), np.minimum(arrived, MOST_ARRIVING))
     if len(at) < 3:
         return 1.0
     gaps = np.diff(at)
@@ -117,6 +132,9 @@ def _burstiness(arrived: Ints) -> float:
 
 
 def _lulls(arrived: Ints) -> Lulls:
+    """
+    The longest fifth of the gaps; while few were seen, gaps by chance.
+    """
     at = np.flatnonzero(arrived)
     gaps = np.diff(np.append(at, len(arrived)))  # the last one has not ended yet
     usual = (len(arrived) + 1.0) / (float(arrived.sum()) + 1.0)

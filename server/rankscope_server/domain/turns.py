@@ -13,6 +13,12 @@ from rankscope_server.domain.history import Records
 Ints = npt.NDArray[np.int64]
 
 
+CLOSE_FIT = 0.5
+"""
+Requests by which a step may differ on average from what the one before it leads to, if every step has the same batch.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Turns:
     """
@@ -87,10 +93,12 @@ def batches_in_turn(records: Records, most: int) -> int:
         return 1
     cached, requests, finished = (records[name].astype(np.int64) for name in ("cached", "requests", "finished"))
     sums = np.concatenate([[0], np.cumsum(finished)])
-    misfits = []
+    misfits: list[float] = []
     for period in range(1, max(1, most) + 1):
         left = sums[period + 1 :] - sums[1:-period]
         misfits.append(float(np.abs(requests[:-period] - cached[period:] - left / period).mean()))
+        if misfits[0] <= CLOSE_FIT:
+            return 1
     best = int(np.argmin(misfits))
     # One batch that is steady fits at any distance: more than one is believed only if they are told apart.
     return best + 1 if misfits[best] < 0.5 * misfits[0] else 1
