@@ -1,0 +1,166 @@
+"""
+What came of the runs: one value per run, from which the figures are made. Nothing here waits or talks to anybody.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from figures import Figures
+
+FORESIGHT_SECONDS = 2.0
+"""
+The forecast that is judged is the last one that was made so long before.
+"""
+DELAY_GOAL = "<= 1"
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineVerdict:
+    """
+    One run whose ranks parted; times are wall-clock seconds, None where something did not come.
+    """
+
+    number: int
+    acceptance: float
+    stops: bool
+    parted_step: int | None
+    """First guard disagreement, as the flight files have it."""
+    decided_unix: float | None
+    """When the second rank decided about that step."""
+    drifting_unix: float | None
+    """When the first step with drift began."""
+    findings: dict[str, dict[str, Any]]
+    finding_unix: float | None
+    drift_alert_unix: float | None
+    guard_alert_unix: float | None
+    page_unix: float | None
+    forecasts: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def found(self) -> bool:
+        """Whether the wedge was found, at the right step."""
+        guard = self.findings.get("guard disagreement", {})
+        return self.parted_step is not None and guard.get("step") == self.parted_step and "wedged" in self.findings
+
+    @property
+    def lead_seconds(self) -> float | None:
+        """From the alert about drift to the decision that parted the ranks."""
+        return _span(self.drift_alert_unix, self.decided_unix)
+
+    @property
+    def forecast(self) -> tuple[float, dict[str, Any]] | None:
+        """The forecast that is judged, and how long before it was made."""
+        if self.decided_unix is None:
+            return None
+        made = [one for one in self.forecasts if one[0] <= self.decided_unix - FORESIGHT_SECONDS]
+        return (self.decided_unix - made[-1][0], made[-1][1]) if made else None
+
+    @property
+    def forecast_held(self) -> bool:
+        """Whether that forecast was an interval, and held."""
+        judged = self.forecast
+        if judged is None or judged[1]["earliest_seconds"] is None or judged[1]["latest_seconds"] is None:
+            return False
+        return bool(judged[1]["earliest_seconds"] <= judged[0] <= judged[1]["latest_seconds"])
+
+    def delay(self, heard_unix: float | None) -> float | None:
+        """
+        Seconds from the second rank's decision.
+        """
+        return _span(self.decided_unix, heard_unix)
+
+
+def _span(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else round(end - begin, 3)
+
+
+def report_baseline(figures: Figures, verdicts: Sequence[BaselineVerdict]) -> None:
+    """
+    The figures of all runs whose ranks parted.
+    """
+    count = len(verdicts)
+    missed = {v.number: sorted(v.findings) for v in verdicts if not v.found}
+    steps = {str(v.number): v.parted_step for v in verdicts}
+    acceptances = [v.acceptance for v in verdicts]
+    found = sum(v.found for v in verdicts)
+    figures.report("wedges_found", found, f"= {count}", steps=steps, acceptance=acceptances, missed=missed)
+    leads = [v.lead_seconds for v in verdicts]
+    figures.report("lead_positive", sum(lead is not None and lead > 0 for lead in leads), f"= {count}", seconds=leads)
+    drifting = [_span(v.drifting_unix, v.decided_unix) for v in verdicts]
+    figures.report(
+        "drift_seconds_least", min((d for d in drifting if d is not None), default=None), "> 0", seconds=drifting
+    )
+    told = [_span(v.drifting_unix, v.drift_alert_unix) for v in verdicts]
+    heard_of = [delay for delay in told if delay is not None]
+    figures.report(
+        "seconds_to_drift_alert_median", round(statistics.median(heard_of), 3) if heard_of else None, "", seconds=told
+    )
+    known = [lead for lead in leads if lead is not None]
+    figures.report("lead_seconds_median", statistics.median(known) if known else None, "> 0")
+    figures.report("lead_seconds_least", min(known, default=None), "> 0")
+    for where in ("finding", "alertmanager", "page"):
+        delays = [v.delay(_heard(v, where)) for v in verdicts]
+        heard = [delay for delay in delays if delay is not None]
+        complete = len(heard) == count
+        figures.report(f"seconds_to_{where}_median", round(statistics.median(heard), 3) if heard else None, DELAY_GOAL)
+        worst = max(heard) if complete and heard else None
+        figures.report(f"seconds_to_{where}_worst", worst, DELAY_GOAL, seconds=delays)
+    report_forecasts(figures, verdicts)
+
+
+def _heard(verdict: BaselineVerdict, where: str) -> float | None:
+    return {
+        "finding": verdict.finding_unix,
+        "alertmanager": verdict.guard_alert_unix,
+        "page": verdict.page_unix,
+    }[where]
+
+
+def report_forecasts(figures: Figures, verdicts: Sequence[BaselineVerdict]) -> None:
+    """
+    A forecast speaks of traffic that goes on as it does: runs in which it stops are told, and not counted.
+    """
+    judged = [v for v in verdicts if not v.stops]
+    detail = {str(v.number): _told(v) for v in verdicts}
+    share = round(sum(v.forecast_held for v in judged) / len(judged), 3) if judged else None
+    figures.report("forecast_held", share, ">= 0.6" if judged else "", runs=len(judged), forecasts=detail)
+
+
+def _told(verdict: BaselineVerdict) -> str:
+    judged = verdict.forecast
+    if judged is None:
+        return "none"
+    before, forecast = judged
+    interval = forecast["outlook"]
+    if forecast["earliest_seconds"] is not None:
+        interval = f"{forecast['earliest_seconds']:.1f} to {forecast['latest_seconds']:.1f} s"
+    how = "traffic stopped" if verdict.stops else "held" if verdict.forecast_held else "did not hold"
+    return f"{before:.1f} s before: {interval} ({forecast['reason']}); {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthyVerdict:
+    """
+    One run that nothing is wrong with.
+    """
+
+    name: str
+    steps: int
+    findings: list[str]
+    """Sentences of findings of any kind, open or over."""
+    alerts: list[str]
+    """Names of alerts at Alertmanager."""
+
+
+def report_healthy(figures: Figures, name: str, verdicts: Sequence[HealthyVerdict]) -> None:
+    """
+    The figures of runs that nothing is wrong with.
+    """
+    figures.report(f"{name}_runs", len(verdicts), "> 0", steps=[v.steps for v in verdicts])
+    figures.report(f"{name}_steps_least", min((v.steps for v in verdicts), default=0), "> 0")
+    findings = {v.name: v.findings for v in verdicts if v.findings}
+    figures.report(f"{name}_findings", sum(map(len, findings.values())), "= 0", findings=findings)
+    alerts = {v.name: v.alerts for v in verdicts if v.alerts}
+    figures.report(f"{name}_alerts", sum(map(len, alerts.values())), "= 0", alerts=alerts)
