@@ -4,6 +4,7 @@ import numpy as np
 from made_ranks import made_record, made_records
 
 from rankscope_exporter.contract import Phase
+from rankscope_server.domain.alignment import tails
 from rankscope_server.domain.history import StepHistory
 
 
@@ -46,3 +47,12 @@ def test_holes_are_left_out_of_the_tail():
     history = StepHistory()
     history.absorb(np.concatenate([made_records(1, 3), made_records(6, 7)]))
     assert history.tail(5)["step"].tolist() == [3, 6, 7]
+
+
+def test_tails_of_ranks_end_at_the_newest_step_of_each():
+    """Each row by itself, with zeros where there is no record: before the first step, in holes, and for a rank without any."""
+    histories = [StepHistory(capacity=8) for _ in range(3)]
+    histories[0].absorb(made_records(1, 20))
+    histories[1].absorb(np.concatenate([made_records(1, 1), made_records(3, 3)]))
+    assert tails(histories, 5)["step"].tolist() == [[16, 17, 18, 19, 20], [0, 0, 1, 0, 3], [0, 0, 0, 0, 0]]
+    assert tails(histories, 99)["step"].shape == (3, 8)

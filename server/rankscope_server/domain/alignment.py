@@ -62,6 +62,22 @@ class Aligned:
         return np.asarray((self.records["phase"] >= _STATE_UPDATED) & (self.records["lengths"] == _OUTPUT_TOKENS))
 
 
+def tails(histories: Sequence[StepHistory], count: int) -> Records:
+    """
+    The newest steps of each rank, oldest first, at most `count`: one row per rank, whose columns are not the steps of other
+    rows; all zero where there is no record.
+    """
+    count = min(count, *(history.capacity for history in histories))
+    opaque = np.empty((len(histories), count), OPAQUE)
+    for history, row in zip(histories, opaque, strict=True):
+        history.copy_to(row, history.last - count + 1)
+    records = opaque.view(STEP_DTYPE)
+    last = np.array([history.last for history in histories], np.int64)
+    steps = last[:, np.newaxis] + np.arange(1 - count, 1)
+    opaque[(records["step"] != np.maximum(steps, 0).astype(np.uint64)) | (steps <= 0)] = np.zeros((), OPAQUE)
+    return records
+
+
 def parted(aligned: Aligned) -> bool:
     """
     Whether ranks are known to differ in batch, mask or guard at any step: one look at all three, as they hardly ever do.

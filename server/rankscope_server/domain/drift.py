@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope_exporter.contract import DeviceLengths, Lengths
-from rankscope_server.domain.alignment import Aligned
+from rankscope_server.domain.alignment import Aligned, tails
 from rankscope_server.domain.assessed import Assessed, values_of
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, reach_of
 from rankscope_server.domain.model import Evidence, Finding, FindingKind, Severity
 from rankscope_server.domain.requests import REQUESTS_NAMED, drifting_requests, first_request, short_request
+
+_OUTPUT_TOKENS = int(Lengths.OUTPUT_TOKENS)  # members of an enumeration are slow to compare
+_TOLD = ("drift_max", "drifting", "cached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +82,52 @@ def device_drifts(ranks: Sequence[RankFacts], now: Moment) -> list[Drifting]:
     ]
 
 
-def drift_over(rank: RankFacts, reach: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class Latest:
     """
-    Whether a rank's newest measured records, or its last sample, show no drift any more.
+    Drift of a rank over its newest measured steps.
     """
-    if rank.is_v2:
-        return rank.device is None or device_drift(rank.device) <= 0
-    records = rank.history.tail(4 * reach + 8)
-    measured = records[records["lengths"] == Lengths.OUTPUT_TOKENS]
-    return not bool((measured["drift_max"][-(reach + 1) :] > 0).any())
+
+    tokens: int
+    """Largest drift; below zero is no drift."""
+    requests: int
+    """How many requests drift, at the step with the largest drift."""
+    of: int
+    """Cached requests of that step."""
 
 
-def latest_drift(rank: RankFacts, reach: int) -> tuple[int, int, int] | None:
+def latest_drifts(ranks: Sequence[RankFacts], reach: int) -> tuple[list[Latest | None], list[bool]]:
     """
-    Largest drift, drifting requests and cached requests, over the rank's newest measured steps; None where unknown.
+    Drift of each rank's newest measured steps, None where it is unknown; and whether it is over.
 
-    The worst of as many steps as there are batches in flight, so that a healthy batch does not hide a drifting one. On V2
-    those of the last sample of device-side lengths, however old that is.
+    The worst of as many steps as there are batches in flight, so that a healthy batch does not hide a drifting one; it is
+    over once one step more shows none. On V2 those of the last sample of device-side lengths, however old that is.
     """
-    if rank.is_v2:
-        device = rank.device
-        return None if device is None else (device_drift(device), device.excess_rows, device.rows)
-    records = rank.history.tail(reach + 4)
-    measured = records[records["lengths"] == Lengths.OUTPUT_TOKENS][-max(1, reach) :]
-    if len(measured) == 0:
-        return None
-    worst = measured[int(measured["drift_max"].argmax())]
-    return int(worst["drift_max"]), int(worst["drifting"]), int(worst["cached"])
+    records = tails([rank.history for rank in ranks], 4 * reach + 8)
+    measured = records["lengths"] == _OUTPUT_TOKENS
+    age = measured[:, ::-1].cumsum(axis=1)[:, ::-1]  # 1 for the newest that was measured
+    drift = np.where(measured, records["drift_max"], np.iinfo(np.int32).min)
+    ended = ~((age <= reach + 1) & (drift > 0)).any(axis=1)
+    recent = measured & (age <= reach)
+    recent[:, : -(reach + 4)] = False  # what is older says nothing about now
+    worst = np.where(recent, drift, np.iinfo(np.int32).min).argmax(axis=1)
+    rows = np.arange(len(ranks))
+    told = zip(recent.any(axis=1).tolist(), *(records[name][rows, worst].tolist() for name in _TOLD), strict=True)
+    latest: list[Latest | None] = [Latest(*values) if known else None for known, *values in told]
+    over: list[bool] = ended.tolist()
+    for row, rank in enumerate(ranks):
+        if rank.is_v2:
+            device = rank.device
+            latest[row] = None if device is None else Latest(device_drift(device), device.excess_rows, device.rows)
+            over[row] = device is None or device_drift(device) <= 0
+    return latest, over
+
+
+def latest_drift(rank: RankFacts, reach: int) -> Latest | None:
+    """
+    The same of one rank.
+    """
+    return latest_drifts([rank], reach)[0][0]
 
 
 def assess_drift(
@@ -123,8 +145,8 @@ def assess_drift(
         return  # no request is left that could drift
     reach = reach_of(group)
     drifted = frozenset(known.ranks if known is not None else ())
-    rows = [row for row, rank in enumerate(group) if row in found or rank.id in drifted]
-    rows = [row for row in rows if not drift_over(group[row], reach)]
+    latest, over = latest_drifts(group, reach)
+    rows = [row for row, rank in enumerate(group) if (row in found or rank.id in drifted) and not over[row]]
     if not rows:
         return
     first = min((found[row] for row in rows if row in found), key=lambda one: one.step, default=None)
@@ -139,49 +161,49 @@ def assess_drift(
     ranks = tuple(group[row] for row in rows)
     began_with = (known.evidence.began_with if known is not None else "") or first_request(ranks, step)
     requests = tuple(dict.fromkeys(filter(None, (began_with, *drifting_requests(ranks, step)))))[:REQUESTS_NAMED]
-    evidence = Evidence(values_of(ranks, (_excess(rank, reach) for rank in ranks)), requests, began_with)
-    sentence = drift_sentence(group, rows, step, reach, began_with)
+    evidence = Evidence(values_of(ranks, (_excess(group[row], latest[row]) for row in rows)), requests, began_with)
+    sentence = drift_sentence(group, rows, latest, step, began_with)
     yield Assessed(FindingKind.DRIFT, group[0].id.dp_rank, Severity.WARNING, sentence, step, ranks, since, evidence)
 
 
-def _excess(rank: RankFacts, reach: int) -> str:
+def _excess(rank: RankFacts, latest: Latest | None) -> str:
     """
     How much a rank counts too much: `+12 tokens in 3 requests`.
     """
-    tokens, requests, of = latest_drift(rank, reach) or (0, 0, 0)
-    if tokens <= 0:
+    if latest is None or latest.tokens <= 0:
         return "agrees with the scheduler now"
     if rank.device is not None:
-        return f"+{tokens} tokens on the device in {requests} of {of} requests, at step {rank.device.step}"
-    return f"+{tokens} tokens in {requests} requests"
+        return f"+{latest.tokens} tokens on the device in {latest.requests} of {latest.of} requests, at step {rank.device.step}"
+    return f"+{latest.tokens} tokens in {latest.requests} requests"
 
 
-def drift_sentence(ranks: Sequence[RankFacts], rows: Sequence[int], step: int, reach: int, began_with: str = "") -> str:
+def drift_sentence(
+    ranks: Sequence[RankFacts], rows: Sequence[int], latest: Sequence[Latest | None], step: int, began_with: str = ""
+) -> str:
     """
     Which ranks count too much, by how many tokens, and what the others say.
     """
     parts = []
     for row in rows:
-        latest = latest_drift(ranks[row], reach)
-        if latest is not None:
-            tokens, requests, of = latest
-            device = ranks[row].device
-            if device is not None and tokens > 0:
-                parts.append(
-                    f"{ranks[row].label} holds up to {tokens} tokens more on its device than the scheduler allows in {requests} of {of} requests, "
-                    f"as sampled at step {device.step}"
-                )
-                continue
+        now, device = latest[row], ranks[row].device
+        if now is None:
+            continue
+        if device is not None and now.tokens > 0:
             parts.append(
-                f"{ranks[row].label} counts up to {tokens} tokens more than the scheduler in {requests} requests"
-                if tokens > 0
-                else f"{ranks[row].label} counted more tokens than the scheduler, and agrees with it now"
+                f"{ranks[row].label} holds up to {now.tokens} tokens more on its device than the scheduler allows in {now.requests} of {now.of} requests, "
+                f"as sampled at step {device.step}"
             )
+            continue
+        parts.append(
+            f"{ranks[row].label} counts up to {now.tokens} tokens more than the scheduler in {now.requests} requests"
+            if now.tokens > 0
+            else f"{ranks[row].label} counted more tokens than the scheduler, and agrees with it now"
+        )
     drifting = frozenset(rows)
     clean = [
         rank.label
         for row, rank in enumerate(ranks)
-        if row not in drifting and (latest_drift(rank, reach) or (1, 0, 0))[0] <= 0
+        if row not in drifting and (now := latest[row]) is not None and now.tokens <= 0
     ]
     others = f"; {joined(clean)} {'agree' if len(clean) > 1 else 'agrees'} with the scheduler" if clean else ""
     since = (

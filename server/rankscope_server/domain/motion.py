@@ -33,6 +33,11 @@ WARM_UP_STEPS, WARM_UP_SECONDS = 8, 90.0
 The first steps of an engine may compile: their limit is never below this.
 """
 
+PACE_RANKS = 16
+"""
+Ranks that are asked how long a step usually takes, at most: all take the same ones.
+"""
+
 AGREED_STEPS = 64
 """
 Steps without a mask disagreement after which one that was is no reason to hang any more.
@@ -138,7 +143,7 @@ def _limit(group: Sequence[RankFacts], step: int, least: float, steps: float) ->
     """
     Seconds that `step`, the earliest in flight, may take.
     """
-    usual = max(usual_step_seconds(rank) for rank in group)
+    usual = max(usual_step_seconds(rank) for rank in group[:: -(-len(group) // PACE_RANKS)])
     return max(least, steps * min(usual, 6.0), WARM_UP_SECONDS if step <= WARM_UP_STEPS else 0.0)
 
 

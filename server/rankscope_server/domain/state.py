@@ -111,5 +111,5 @@ def drift_by_rank(engine: EngineFacts) -> tuple[tuple[str, int | None], ...]:
     answer = []
     for rank in engine.ranks:
         latest = latest_drift(rank, max(1, rank.report.identity.pp_size))
-        answer.append((rank.label, None if latest is None else latest[0]))
+        answer.append((rank.label, None if latest is None else latest.tokens))
     return tuple(answer)
