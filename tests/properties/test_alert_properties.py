@@ -130,7 +130,7 @@ class World:
         self.loop.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps, st.integers(0, len(SITUATIONS) - 1))
 def test_every_receiver_hears_once_that_an_alert_fires_and_once_that_it_is_over(
     sequence: list[Step], situation: int
