@@ -17,7 +17,7 @@ def runbooks_dir() -> Path:
     """
     Where runbooks are: in the installed package, or in the documentation of a source tree.
     """
-    installed = PACKAGE / "runbooks"
+    installed = PACKAGE / "texts" / "runbooks"
     return installed if installed.is_dir() else PACKAGE.parent.parent / "docs" / "runbooks"
 
 
