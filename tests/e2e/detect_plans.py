@@ -13,17 +13,23 @@ from rankscope_lab.traffic import Phase, Plan, Stream
 SEED = 54260
 DRAFT_TOKENS = 3
 SLOTS = 64
-STEP_SECONDS = 0.1
+STEP_SECONDS = 0.2
 """
-About how long a step takes with `PACE_MS`.
+About how long a step takes with `PACE_MS`: so slow that a busy machine loses no more than a step of traffic.
 """
-PACE_MS = 75.0
-HELD_UNMASKED, LOOSE_UNMASKED = 8.0, 3.0
+PACE_MS = 175.0
+BEGIN_SECONDS = 3.0
+BEGIN = Stream("begin", (200, 300), running=1, anchor=True)
+"""
+A request that never drifts, for the first seconds: until enough others run, chance would part the ranks too soon.
+"""
+HELD_UNMASKED, LOOSE_UNMASKED = 9.0, 3.0
 """
 Requests that are unmasked on average, while traffic holds the ranks together and when it no longer does for certain.
 """
-LENGTHS = (10, 40)
-CLIENT_SECONDS = 10.0
+LENGTHS = (8, 30)
+LOOSE_SECONDS = 60.0
+CLIENT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,9 @@ def plan_baseline(number: int, runs: int) -> BaselineRun:
     )
     stops = number % 2 == 0
     loose = Stream("loose", LENGTHS, rate=LOOSE_UNMASKED * per_second, regular=False)
-    phases = (Phase("hold", chance.uniform(8.0, 12.0) if stops else 5.0, (hold,)),)
-    if not stops:
-        phases += (Phase("loose", 60.0, (loose,)),)
-    plan = Plan(phases, seed=SEED + number, concurrency=SLOTS, timeout=CLIENT_SECONDS)
+    begin = Phase("begin", BEGIN_SECONDS, (BEGIN, hold))
+    then = Phase("hold", chance.uniform(4.0, 9.0), (hold,)) if stops else Phase("loose", LOOSE_SECONDS, (loose,))
+    plan = Plan((begin, then), seed=SEED + number, concurrency=SLOTS, timeout=CLIENT_SECONDS)
     return BaselineRun(number, acceptance, plan, stops)
 
 

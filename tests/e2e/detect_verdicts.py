@@ -45,6 +45,11 @@ class BaselineVerdict:
         return self.parted_step is not None and guard.get("step") == self.parted_step and "wedged" in self.findings
 
     @property
+    def drifting_seconds(self) -> float | None:
+        """From the first drift to the decision that parted the ranks: no lead can be longer."""
+        return _span(self.drifting_unix, self.decided_unix)
+
+    @property
     def lead_seconds(self) -> float | None:
         """From the alert about drift to the decision that parted the ranks."""
         return _span(self.drift_alert_unix, self.decided_unix)
@@ -88,14 +93,19 @@ def report_baseline(figures: Figures, verdicts: Sequence[BaselineVerdict]) -> No
     figures.report("wedges_found", found, f"= {count}", steps=steps, acceptance=acceptances, missed=missed)
     leads = [v.lead_seconds for v in verdicts]
     figures.report("lead_positive", sum(lead is not None and lead > 0 for lead in leads), f"= {count}", seconds=leads)
-    drifting = [_span(v.drifting_unix, v.decided_unix) for v in verdicts]
+    drifting = [v.drifting_seconds for v in verdicts]
     figures.report(
         "drift_seconds_least", min((d for d in drifting if d is not None), default=None), "> 0", seconds=drifting
     )
     told = [_span(v.drifting_unix, v.drift_alert_unix) for v in verdicts]
+    seen = [_span(v.drifting_unix, v.findings.get("drift", {}).get("found_unix")) for v in verdicts]
     heard_of = [delay for delay in told if delay is not None]
     figures.report(
-        "seconds_to_drift_alert_median", round(statistics.median(heard_of), 3) if heard_of else None, "", seconds=told
+        "seconds_to_drift_alert_median",
+        round(statistics.median(heard_of), 3) if heard_of else None,
+        "",
+        seconds=told,
+        findings=seen,
     )
     known = [lead for lead in leads if lead is not None]
     figures.report("lead_seconds_median", statistics.median(known) if known else None, "> 0")

@@ -152,7 +152,7 @@ async def baseline(figures: Figures, alertmanager: str, runs: int) -> None:
         verdicts.append(await run_baseline(plan_baseline(number, runs), alertmanager))
         one = verdicts[-1]
         progress(
-            f"baseline-{number}: parted at step {one.parted_step}, {one.delay(one.drifting_unix)} s from the first drift, lead {one.lead_seconds} s, found after {one.delay(one.finding_unix)} s, "
+            f"baseline-{number}: parted at step {one.parted_step}, {one.drifting_seconds} s after the first drift, lead {one.lead_seconds} s, found after {one.delay(one.finding_unix)} s, "
             f"Alertmanager after {one.delay(one.guard_alert_unix)} s, page after {one.delay(one.page_unix)} s"
         )
     report_baseline(figures, verdicts)
