@@ -251,7 +251,7 @@ def main() -> int:
     shares = [statistics.median(times) * rounds_a_second for times in (looking, absorbing)]
     out.report(
         "fleet_share", round(sum(shares), 3), "<= 0.5", engines=FLEET_ENGINES, ranks=8, looks=round(shares[0], 3),
-        absorbing=round(shares[1], 3),
+        absorbing=round(shares[1], 3), cost_to_one_engine=round(statistics.median(looking) / FLEET_ENGINES / 8 / STEPS_A_LOOK / costs[8], 3),
     )  # fmt: skip
     missed = [kind.value for kind in FindingKind if not find(kind)]
     out.report("found_with_all_kinds", len(FindingKind) - len(missed), f"= {len(FindingKind)}", missed=missed)

@@ -237,6 +237,16 @@ def test_ranks_that_parted_a_moment_ago_are_not_wedged_yet():
     assert engine_state(made_engine(*wedge(0.5), now=NOW), memory) is State.PARTED
 
 
+def test_a_wedge_outlives_a_look_into_its_processes():
+    """A debugger stops one for a moment; that alone is neither a wedge nor the end of one."""
+    first, second = wedge(10.0)
+    stopped = made_rank(
+        first.history.tail(100), made_report(0, life=RankLife.STOPPED), now=NOW, quiet=10, life_since=NOW.monotonic
+    )
+    assert FindingKind.WEDGED in kinds(look(stopped, second, memory=look(first, second)))
+    assert FindingKind.WEDGED not in kinds(look(stopped, second))
+
+
 def test_a_wedge_outlives_its_processes():
     """Killing a rank of a wedged engine makes it lost as well, not healthy."""
     memory = look(*wedge(10.0))

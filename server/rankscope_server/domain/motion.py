@@ -74,9 +74,9 @@ def assess_motion(
     """
     dp = group[0].id.dp_rank
     stuck = [rank for rank in group if rank.in_flight]
-    if not stuck or any(rank.report.life is RankLife.STOPPED for rank in group):
-        return
     held = (FindingKind.WEDGED, dp) in known
+    if not stuck or (not held and any(rank.report.life is RankLife.STOPPED for rank in group)):
+        return
     if not held and max(rank.quiet_seconds for rank in group) < WEDGE_SECONDS:
         return
     seen = _in_reach(engine, group, now)
