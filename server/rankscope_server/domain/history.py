@@ -128,7 +128,12 @@ class StepHistory:
         """
         if revision < self._forgotten:
             return max(self.first, self.last - self.capacity + 1)
-        return min((lowest for at, lowest in self._changes if at > revision), default=self.last + 1)
+        first = self.last + 1
+        for at, lowest in reversed(self._changes):
+            if at <= revision:
+                break
+            first = min(first, lowest)
+        return first
 
     def copy_to(self, opaque: Records, first: int) -> None:
         """
