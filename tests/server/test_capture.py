@@ -25,9 +25,10 @@ from made_ranks import made_record as record
 from rankscope_exporter.contract import MitigationState, Phase, RankLife, RequestRow, RequestTable, StepFailure
 from rankscope_exporter.flight import FlightError
 from rankscope_server.domain.clock import NodeClock
+from rankscope_server.domain.facts import plain_url
 from rankscope_server.domain.incident import IncidentLife
 from rankscope_server.domain.model import Evidence, Finding, FindingKind, RankId, RankValue, Severity
-from rankscope_server.incidents.capture import STEPS_KEPT, CaptureSubject, make_capture, plain_url
+from rankscope_server.incidents.capture import STEPS_KEPT, CaptureSubject, make_capture
 from rankscope_server.incidents.manifest import CaptureError, file_name, parse_manifest
 from rankscope_server.incidents.reading import CaptureFile
 

@@ -265,7 +265,7 @@ def test_an_exporter_that_is_not_reached_makes_no_wedge():
     memory = look(first, second, now=later, answered=NOW.monotonic, error="connection refused")
     assert FindingKind.WEDGED not in kinds(memory)
     blind = memory.findings[FindingKind.BLIND, -1]
-    assert blind.sentence == "the exporter of pp0 and pp1 last answered 60 s ago: connection refused"
+    assert blind.sentence == "the exporter of pp0 and pp1 (http://a:9610) last answered 60 s ago: connection refused"
 
 
 def test_a_server_that_had_no_time_to_ask_blames_no_exporter():

@@ -38,6 +38,17 @@ def test_a_rank_that_ends_within_a_step_is_lost_at_once():
     assert lost(rank(0, BUSY, RankLife.GONE), rank(1, IDLE)).step == 31
 
 
+def test_a_rank_that_ends_is_no_wedge_because_masks_differed():
+    """Ranks whose masks differ go on; what the peer of a lost process waits for is that process."""
+    masked = made_records(1, 30, lambda step: {"masked": 3, "mask_hash": 7} if step > 28 else {})
+    ranks = [
+        made_rank(np.concatenate([masked, made_record(31, Phase.STATE_UPDATED)]), made_report(0, life=RankLife.GONE), now=NOW, quiet=60, first_seen=500),
+        made_rank(np.concatenate([IDLE, made_record(31, Phase.DECIDED)]), made_report(1), now=NOW, quiet=60, first_seen=500),
+    ]  # fmt: skip
+    memory = assess(made_engine(*ranks, now=NOW), EngineMemory(), NOW)
+    assert {kind for kind, _ in memory.findings} == {FindingKind.MASK_DISAGREEMENT, FindingKind.RANK_LOST}
+
+
 def test_processes_that_end_one_after_the_other_while_idle_were_shut_down():
     """Neither the first nor the last of them is lost; the engine has ended."""
     assert lost(rank(0, IDLE, RankLife.GONE), rank(1, IDLE)) is None

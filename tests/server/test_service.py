@@ -208,7 +208,12 @@ async def test_an_exporter_that_fails_is_told_and_does_not_stop_the_others(tmp_p
     await poll(service)
     view = service.engine("chat", "e1")
     assert (view.state, view.ranks[0].step, view.ranks[1].step) == (State.BLIND, 12, 10)
-    assert "The exporter of pp1 last answered 5.0 s ago: connection refused" in view.headline
+    assert f"The exporter of pp1 (http://{B}:9610) last answered 5.0 s ago: connection refused" in view.headline
+    assert [(rank.life, rank.steps_per_second is None) for rank in view.ranks] == [
+        ("running", False),
+        ("unknown", True),
+    ]
+    assert view.ranks[1].last_did == "took the broadcast of step 10, step done; nothing was heard of it for 5.0 s since"
     assert "see that rankscope-exporter runs there" in service.fleet().deployments[0].problems[0]
     assert not view.fix.can_turn_on
     nodes.broken = lambda _: False
@@ -216,6 +221,41 @@ async def test_an_exporter_that_fails_is_told_and_does_not_stop_the_others(tmp_p
     await poll(service)
     assert service.engine("chat", "e1").state is State.HEALTHY
     await service.close()
+
+
+async def test_what_a_silent_exporter_spoke_of_last_did_not_go_on_for_ever(tmp_path, nodes, clock):
+    """A step in flight when the exporter fell silent has lasted for as long as it was seen to last; nobody knows how fast the engine is."""
+    ranks = [MadeRank(nodes.add(A), 0, clock), MadeRank(nodes.add(B), 1, clock)]
+    service = made_service(tmp_path, nodes, TWO_NODES)
+    await service.start()
+    for rank in ranks:
+        rank.steps(1, 10)
+        rank.step(11, Phase.STATE_UPDATED)
+    await poll(service)
+    nodes.broken = lambda _: True
+    clock.advance(60)
+    await poll(service)
+    view = service.engine("chat", "e1")
+    assert all(rank.in_flight_seconds is not None and rank.in_flight_seconds < 1 for rank in view.ranks)
+    assert not any("never left" in rank.last_did for rank in view.ranks)
+    assert service.fleet().deployments[0].engines[0].steps_per_second is None
+    await service.close()
+
+
+async def test_an_exporter_that_comes_back_without_an_engine_makes_no_stall(service, ranks, nodes, clock):
+    """A node that was started anew, with a step in flight before: nobody saw that step stand still."""
+    for rank in ranks:
+        rank.steps(1, 20)
+        rank.step(21, Phase.STATE_UPDATED)
+    await poll(service)
+    nodes.broken = lambda _: True
+    clock.advance(120)
+    await poll(service)
+    nodes.broken = lambda request: request.url.path == "/v1/ranks"
+    for path in (nodes.directory / A).glob("*.flight"):
+        path.unlink()
+    await poll(service)
+    assert kinds(service) == {FindingKind.BLIND}
 
 
 async def test_a_command_that_one_exporter_did_not_take_is_sent_again(tmp_path, nodes, clock):

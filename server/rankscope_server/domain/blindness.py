@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rankscope_exporter.contract import MitigationState, Phase, RankLife, RankReport
 from rankscope_server.domain.assessed import Assessed, values_of
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, seconds
+from rankscope_server.domain.facts import EngineFacts, RankFacts, joined, plain_url, seconds
 from rankscope_server.domain.model import Evidence, FindingKind, Severity
 from rankscope_server.domain.sight import assess_sight
 
@@ -71,7 +71,7 @@ def _out_of_reach(engine: EngineFacts, now: Moment) -> Iterator[Reason]:
             age = exporter.age_seconds(now)
             ago = "never answered" if age is None else f"last answered {seconds(age)} ago"
             names = joined(rank.label for rank in ranks) or "no rank"
-            yield f"the exporter of {names} {ago}: {exporter.error or 'no answer'}", ranks
+            yield f"the exporter of {names} ({plain_url(exporter.url)}) {ago}: {exporter.error or 'no answer'}", ranks
 
 
 def _missing(engine: EngineFacts, now: Moment) -> Iterator[Reason]:

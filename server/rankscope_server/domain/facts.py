@@ -4,6 +4,7 @@ What was polled about an engine, gathered for judging: the input of findings, vi
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -348,6 +349,13 @@ def joined(labels: Iterable[str]) -> str:
     if len(names) > 6:
         return f"{', '.join(names[:5])} and {len(names) - 5} others"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def plain_url(url: str) -> str:
+    """
+    An address without the name and password that may stand in it.
+    """
+    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def seconds(value: float) -> str:

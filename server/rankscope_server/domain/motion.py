@@ -86,6 +86,9 @@ def assess_motion(
         return
     step = min(rank.history.last for rank in stuck)
     since = now.unix - frozen
+    ended = any(rank.report.life is RankLife.GONE or rank.failure is not None for rank in group)
+    if ended and not held and parted == {FindingKind.MASK_DISAGREEMENT}:
+        return  # masks that differ hold up nobody yet; that a process is gone, or its step failed, does
     if parted:
         # A wedge that was seen before the last process ended is not undone by it.
         if (held and frozen > 1.0) or (frozen >= WEDGE_SECONDS and frozen >= _wedge_limit(seen, step, parted)):
@@ -93,7 +96,7 @@ def assess_motion(
             sentence = _wedge_sentence(group, frozen)
             yield Assessed(FindingKind.WEDGED, dp, Severity.CRITICAL, sentence, step, tuple(stuck), since, evidence)
         return
-    if any(rank.report.life is RankLife.GONE or rank.failure is not None for rank in group):
+    if ended:
         return  # that a process is gone, or its step failed, says it better
     if frozen < STALL_SECONDS:
         return

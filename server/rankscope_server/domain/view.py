@@ -2,16 +2,15 @@
 From what was polled to what pages show.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope_exporter.contract import Detail, Guard, Lengths, Phase
+from rankscope_exporter.contract import Detail, Guard, Lengths, Phase, RankLife
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.drift import latest_drift
-from rankscope_server.domain.facts import EngineFacts, ExporterFacts, RankFacts, joined, most_common, seconds
+from rankscope_server.domain.facts import EngineFacts, ExporterFacts, RankFacts, joined, most_common, plain_url, seconds
 from rankscope_server.domain.findings import EngineMemory
 from rankscope_server.domain.fix import build_progress, fix_state
 from rankscope_server.domain.model import (
@@ -119,6 +118,9 @@ def build_engine(engine: EngineFacts, context: EngineContext, now: Moment) -> En
 
 
 def _rank(rank: RankFacts, engine: EngineFacts, context: EngineContext, now: Moment) -> RankView:
+    silent = _silent(rank, engine, now)
+    # What it did after the last answer is not known, nor for how long it did it.
+    seen = Moment(now.unix_of(rank.clock.received), rank.clock.received) if silent else now
     newest = rank.history.newest()
     latest = latest_drift(rank, max(1, rank.report.identity.pp_size))
     decided = newest is not None and int(newest["phase"]) >= Phase.DECIDED
@@ -127,17 +129,17 @@ def _rank(rank: RankFacts, engine: EngineFacts, context: EngineContext, now: Mom
         id=rank.id,
         label=rank.label,
         key=rank.report.key,
-        life=rank.report.life.value,
+        life=(RankLife.UNKNOWN if silent else rank.report.life).value,
         step=max(rank.history.last, rank.report.step),
         phase=_phase_word(rank, newest),
-        in_flight_seconds=rank.in_flight_seconds(now),
-        steps_per_second=context.rates.get(rank.report.key),
+        in_flight_seconds=rank.in_flight_seconds(seen),
+        steps_per_second=None if silent else context.rates.get(rank.report.key),
         drift_max=None if latest is None else latest.tokens,
         drifting=None if latest is None else latest.requests,
         requests=int(newest["new"]) + int(newest["cached"]) if newest is not None else None,
         masked=int(newest["masked"]) if newest is not None and decided and newest["mask_known"] else None,
         guard=guard_word(newest),
-        last_did=last_did(rank, peers, now),
+        last_did=f"{last_did(rank, peers, seen)}{_unheard(rank, now) if silent else ''}",
         hooks=tuple(HookView(hook.hook, hook.state.value, hook.reason) for hook in rank.report.hooks),
         fix_state=rank.trim.label if rank.trim is not None else "unknown",
         fix_reason=rank.trim_reason,
@@ -150,6 +152,19 @@ def _rank(rank: RankFacts, engine: EngineFacts, context: EngineContext, now: Mom
         exchange=_exchange(rank),
         queue=_queue(rank),
     )
+
+
+def _silent(rank: RankFacts, engine: EngineFacts, now: Moment) -> bool:
+    """
+    Whether the exporter of a rank is out of reach. A process that is known to be gone stays gone.
+    """
+    if rank.report.life is RankLife.GONE:
+        return False
+    return any(one.url == rank.exporter and one.out_of_reach(now) for one in engine.exporters)
+
+
+def _unheard(rank: RankFacts, now: Moment) -> str:
+    return f"; nothing was heard of it for {seconds(max(0.0, now.monotonic - rank.clock.received))} since"
 
 
 def _phase_word(rank: RankFacts, newest: np.void | None) -> str:
@@ -296,13 +311,20 @@ def build_engine_card(
         engine=engine.engine,
         state=engine_state(engine, memory),
         ranks=drift_by_rank(engine),
-        steps_per_second=rate,
+        steps_per_second=None if _unseen(engine, now) else rate,
         headline=engine_headline(engine, memory, now),
         fix_state=fix_state(engine),
         ended=engine.ended,
         forecast=forecast,
         incident=incident,
     )
+
+
+def _unseen(engine: EngineFacts, now: Moment) -> bool:
+    """
+    Whether none of an engine's exporters is in reach: how fast it is now is not known.
+    """
+    return bool(engine.exporters) and all(exporter.out_of_reach(now) for exporter in engine.exporters)
 
 
 def build_deployment(
@@ -362,7 +384,7 @@ def exporter_problem(exporter: ExporterFacts, now: Moment) -> str:
     age = exporter.age_seconds(now)
     ago = "has not answered yet" if age is None else f"last answered {seconds(age)} ago"
     error = exporter.error or "it gives no answer; see that it runs and that the address is right"
-    return f"{re.sub(r'//[^@/]*@', '//', exporter.url)} {ago}: {error}"
+    return f"{plain_url(exporter.url)} {ago}: {error}"
 
 
 def needs(card: DeploymentCard) -> tuple[int, str]:

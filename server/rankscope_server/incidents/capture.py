@@ -7,7 +7,6 @@ and packed in a thread.
 
 import io
 import math
-import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from rankscope_exporter.flight import layout
 from rankscope_exporter.flight.composing import compose_flight
 from rankscope_exporter.flight.writer import RequestRow
 from rankscope_server.domain.clock import Moment, NodeClock
-from rankscope_server.domain.facts import EngineFacts, RankFacts
+from rankscope_server.domain.facts import EngineFacts, RankFacts, plain_url
 from rankscope_server.domain.history import Records
 from rankscope_server.domain.incident import CaptureView, IncidentLife
 from rankscope_server.domain.model import Finding
@@ -222,13 +221,6 @@ def compose_rank(rank: FrozenRank) -> bytes:
         detail=report.detail,
         device=device,
     )
-
-
-def plain_url(url: str) -> str:
-    """
-    An address without the name and password that may stand in it.
-    """
-    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def _created_ns(rank: FrozenRank) -> int:

@@ -39,6 +39,8 @@ class RankTrack:
     requests: RequestTable | None = None
     reported: float = 0.0
     """Monotonic second at which `report` arrived."""
+    clock: NodeClock | None = None
+    """Its node's clocks in the last answer that held its steps; None before the first."""
     device_samples: int = 0
     """How many samples of device-side lengths the rank had taken when the last one was put into the series."""
 
@@ -134,6 +136,7 @@ class ExporterTrack:
             if track.report.life is not head.life:
                 track.report = track.report.model_copy(update={"life": head.life})
                 track.life_since = now.monotonic
+            track.clock = clock
             fresh = track.history.absorb(records)
             if len(fresh):
                 ask = ask or bool(fresh["failed"].any())
@@ -256,13 +259,15 @@ class Fleet:
 
 
 def _rank_facts(rank: RankId, label: str, exporter: ExporterTrack, track: RankTrack) -> RankFacts:
-    assert exporter.clock is not None
+    # An exporter that comes back without a rank, as after a restart of the node, does not say that the rank stood still.
+    clock = track.clock or exporter.clock
+    assert clock is not None
     return RankFacts(
         id=rank,
         label=label,
         report=track.report,
         history=track.history,
-        clock=exporter.clock,
+        clock=clock,
         exporter=exporter.url,
         first_seen=track.first_seen,
         life_since=track.life_since,
