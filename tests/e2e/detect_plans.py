@@ -23,12 +23,15 @@ BEGIN = Stream("begin", (200, 300), running=1, anchor=True)
 """
 A request that never drifts, for the first seconds: until enough others run, chance would part the ranks too soon.
 """
-HELD_UNMASKED, LOOSE_UNMASKED = 9.0, 3.0
+HELD_UNMASKED, LOOSE_UNMASKED = 9.0, 4.0
 """
 Requests that are unmasked on average, while traffic holds the ranks together and when it no longer does for certain.
 """
 LENGTHS = (8, 30)
-LOOSE_SECONDS = 60.0
+LOOSE, LOOSE_SECONDS = "loose", 60.0
+"""
+The last phase of runs in which traffic does not stop.
+"""
 CLIENT_SECONDS = 15.0
 
 
@@ -41,8 +44,6 @@ class BaselineRun:
     number: int
     acceptance: float
     plan: Plan
-    stops: bool
-    """Whether the ranks part because traffic stops, rather than by chance while it goes on."""
 
 
 def plan_baseline(number: int, runs: int) -> BaselineRun:
@@ -58,10 +59,11 @@ def plan_baseline(number: int, runs: int) -> BaselineRun:
     )
     stops = number % 2 == 0
     loose = Stream("loose", LENGTHS, rate=LOOSE_UNMASKED * per_second, regular=False)
-    begin = Phase("begin", BEGIN_SECONDS, (BEGIN, hold))
-    then = Phase("hold", chance.uniform(4.0, 9.0), (hold,)) if stops else Phase("loose", LOOSE_SECONDS, (loose,))
-    plan = Plan((begin, then), seed=SEED + number, concurrency=SLOTS, timeout=CLIENT_SECONDS)
-    return BaselineRun(number, acceptance, plan, stops)
+    phases = (Phase("begin", BEGIN_SECONDS, (BEGIN, hold)), Phase("hold", chance.uniform(4.0, 9.0), (hold,)))
+    if not stops:
+        phases += (Phase(LOOSE, LOOSE_SECONDS, (loose,)),)
+    plan = Plan(phases, seed=SEED + number, concurrency=SLOTS, timeout=CLIENT_SECONDS)
+    return BaselineRun(number, acceptance, plan)
 
 
 def plan_healthy(number: int, seconds: float) -> Plan:

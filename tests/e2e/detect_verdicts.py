@@ -9,9 +9,9 @@ from typing import Any
 
 from figures import Figures
 
-FORESIGHT_SECONDS = 2.0
+SETTLED_SECONDS, FORESIGHT_SECONDS = 2.0, 1.0
 """
-The forecast that is judged is the last one that was made so long before.
+Forecasts are judged from so long after traffic took its last form until so long before the ranks parted.
 """
 DELAY_GOAL = "<= 1"
 
@@ -24,7 +24,6 @@ class BaselineVerdict:
 
     number: int
     acceptance: float
-    stops: bool
     parted_step: int | None
     """First guard disagreement, as the flight files have it."""
     decided_unix: float | None
@@ -36,7 +35,10 @@ class BaselineVerdict:
     drift_alert_unix: float | None
     guard_alert_unix: float | None
     page_unix: float | None
+    loose_unix: float | None
+    """When traffic took its last form; None where it stopped."""
     forecasts: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    """When each was seen, and what it said."""
 
     @property
     def found(self) -> bool:
@@ -55,20 +57,18 @@ class BaselineVerdict:
         return _span(self.drift_alert_unix, self.decided_unix)
 
     @property
-    def forecast(self) -> tuple[float, dict[str, Any]] | None:
-        """The forecast that is judged, and how long before it was made."""
-        if self.decided_unix is None:
-            return None
-        made = [one for one in self.forecasts if one[0] <= self.decided_unix - FORESIGHT_SECONDS]
-        return (self.decided_unix - made[-1][0], made[-1][1]) if made else None
-
-    @property
-    def forecast_held(self) -> bool:
-        """Whether that forecast was an interval, and held."""
-        judged = self.forecast
-        if judged is None or judged[1]["earliest_seconds"] is None or judged[1]["latest_seconds"] is None:
-            return False
-        return bool(judged[1]["earliest_seconds"] <= judged[0] <= judged[1]["latest_seconds"])
+    def judged(self) -> list[tuple[float, dict[str, Any]]]:
+        """Forecasts that speak of the traffic that parted the ranks, one a second: how long before, and what they said."""
+        if self.decided_unix is None or self.loose_unix is None:
+            return []
+        judged: list[tuple[float, dict[str, Any]]] = []
+        for seen_unix, forecast in self.forecasts:
+            before = self.decided_unix - seen_unix
+            if seen_unix < self.loose_unix + SETTLED_SECONDS or before < FORESIGHT_SECONDS:
+                continue
+            if not judged or judged[-1][0] - before >= 1.0:
+                judged.append((before, forecast))
+        return judged
 
     def delay(self, heard_unix: float | None) -> float | None:
         """
@@ -130,24 +130,29 @@ def _heard(verdict: BaselineVerdict, where: str) -> float | None:
 
 def report_forecasts(figures: Figures, verdicts: Sequence[BaselineVerdict]) -> None:
     """
-    A forecast speaks of traffic that goes on as it does: runs in which it stops are told, and not counted.
+    How many forecasts were an interval that held. They speak of traffic that goes on as it does: runs in which it stops
+    have none that could be judged.
     """
-    judged = [v for v in verdicts if not v.stops]
-    detail = {str(v.number): _told(v) for v in verdicts}
-    share = round(sum(v.forecast_held for v in judged) / len(judged), 3) if judged else None
-    figures.report("forecast_held", share, ">= 0.6" if judged else "", runs=len(judged), forecasts=detail)
+    judged = {str(v.number): v.judged for v in verdicts if v.judged}
+    held = [holds(before, forecast) for forecasts in judged.values() for before, forecast in forecasts]
+    share = round(sum(held) / len(held), 3) if held else None
+    told = {number: [_told(before, forecast) for before, forecast in some] for number, some in judged.items()}
+    figures.report("forecasts_held", share, "", forecasts=len(held), runs=len(judged), told=told)
 
 
-def _told(verdict: BaselineVerdict) -> str:
-    judged = verdict.forecast
-    if judged is None:
-        return "none"
-    before, forecast = judged
+def holds(before: float, forecast: dict[str, Any]) -> bool:
+    """
+    Whether a forecast was an interval in which the ranks parted, so many seconds later.
+    """
+    earliest, latest = forecast["earliest_seconds"], forecast["latest_seconds"]
+    return earliest is not None and latest is not None and bool(earliest <= before <= latest)
+
+
+def _told(before: float, forecast: dict[str, Any]) -> str:
     interval = forecast["outlook"]
     if forecast["earliest_seconds"] is not None:
         interval = f"{forecast['earliest_seconds']:.1f} to {forecast['latest_seconds']:.1f} s"
-    how = "traffic stopped" if verdict.stops else "held" if verdict.forecast_held else "did not hold"
-    return f"{before:.1f} s before: {interval} ({forecast['reason']}); {how}"
+    return f"{before:.1f} s before: {interval} ({forecast['reason']})"
 
 
 @dataclass(frozen=True, slots=True)

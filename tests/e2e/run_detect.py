@@ -15,13 +15,13 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "support")]
-from detect_plans import PACE_MS, SLOTS, BaselineRun, plan_baseline, plan_healthy
+from detect_plans import LOOSE, PACE_MS, SLOTS, BaselineRun, plan_baseline, plan_healthy
 from detect_verdicts import BaselineVerdict, HealthyVerdict, report_baseline, report_healthy
 from detect_watch import AlertWatch, PageWatch, ViewWatch
 from evidence import RankEvidence, compare, read_ranks
@@ -30,7 +30,7 @@ from prometheus import start_alertmanager
 from stack import Observers, Stack
 from v2_run import SETTINGS, options
 
-from rankscope_lab.traffic import Traffic
+from rankscope_lab.traffic import Phase, Traffic
 from rankscope_lab.v2.launch import OfflineRun
 
 PARTING_SECONDS = 90.0
@@ -61,7 +61,7 @@ async def run_baseline(run: BaselineRun, alertmanager: str) -> BaselineVerdict:
         view = ViewWatch(stack.server_url, name, page_of)
         async with alerts, page, view:
             progress(f"{name}: acceptance {run.acceptance}, traffic until the ranks part")
-            async with traffic(stack, run):
+            async with traffic(stack, run) as phases:
                 parted = await until(lambda: parted_step(stack) is not None, PARTING_SECONDS)
                 if parted:
                     await until(lambda: heard_all(alerts, page, view), NEWS_SECONDS)
@@ -72,7 +72,6 @@ async def run_baseline(run: BaselineRun, alertmanager: str) -> BaselineVerdict:
     return BaselineVerdict(
         run.number,
         run.acceptance,
-        run.stops,
         step,
         decided,
         None if parting.first_drift_step is None else begun_unix(ranks[0], parting.first_drift_step),
@@ -81,6 +80,7 @@ async def run_baseline(run: BaselineRun, alertmanager: str) -> BaselineVerdict:
         alerts.first_unix.get("RankscopeDrift"),
         alerts.first_unix.get("RankscopeGuardDisagreement"),
         page.first_unix.get(GUARD),
+        phases.get(LOOSE),
         view.forecasts,
     )
 
@@ -93,13 +93,19 @@ def begun_unix(rank: RankEvidence, step: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def traffic(stack: Stack, run: BaselineRun) -> Any:
+async def traffic(stack: Stack, run: BaselineRun) -> AsyncIterator[dict[str, float]]:
     """
-    The traffic of a run for the time of the block; what clients still wait for then is withdrawn.
+    The traffic of a run for the time of the block, and when each phase began; what clients still wait for then is
+    withdrawn.
     """
-    sending = asyncio.create_task(Traffic(stack.engine.url, run.plan).run())
+    phases: dict[str, float] = {}
+
+    def began(phase: Phase) -> None:
+        phases[phase.name] = time.time()
+
+    sending = asyncio.create_task(Traffic(stack.engine.url, run.plan, on_phase=began).run())
     try:
-        yield
+        yield phases
     finally:
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope_server.domain.turns import Ints, Turns
+from rankscope_server.domain.unmasked import Floats
 
 RECENT = (4, 16, 64)
 """
@@ -94,8 +95,12 @@ def estimate_rates(turns: Turns, draft_tokens: int) -> Rates:
         arriving=tuple(rate for most in (*RECENT, len(turns)) for rate in _arriving(since[-most:])),
         burstiness=_burstiness(since),
         lulls=_lulls(since),
-        turn_seconds=max(1e-4, float(np.minimum(spans, 10 * np.median(spans)).mean())),
+        turn_seconds=max(1e-4, float(np.minimum(spans, 10 * _middle(spans)).mean())),
     )
+
+
+def _middle(values: Floats) -> float:
+    return float(np.partition(values, len(values) // 2)[len(values) // 2])
 
 
 def _finishing(finished: float, present: float, age: int) -> tuple[float, float]:

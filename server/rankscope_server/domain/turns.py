@@ -81,7 +81,10 @@ def extract_turns(records: Records, last_rank: Records, most: int) -> Turns:
     decided = records[(records["phase"] >= Phase.DECIDED) & (records["mask_known"] == 1)]
     period = batches_in_turn(decided, most)
     held = _masked_on(last_rank, decided)
-    batches = [_turns(decided, held, place, period) for place in range(period)]
+    if period == 1:
+        return _turns(decided, held, period)
+    places = [decided["step"] % period == place for place in range(period)]
+    batches = [_turns(decided[mine], held[mine], period) for mine in places]
     return min(batches, key=lambda turns: int(turns.unmasked[-1]) if len(turns) else 1 << 30)
 
 
@@ -115,9 +118,7 @@ def _masked_on(last_rank: Records, decided: Records) -> Ints:
     return np.where(known, last_rank["masked"][at], 0).astype(np.int64)
 
 
-def _turns(decided: Records, held: Ints, place: int, period: int) -> Turns:
-    mine = decided["step"] % period == place
-    records, held = decided[mine], held[mine]
+def _turns(records: Records, held: Ints, period: int) -> Turns:
     step, requests, masked, cached, finished = (
         records[name].astype(np.int64) for name in ("step", "requests", "masked", "cached", "finished")
     )
