@@ -36,6 +36,9 @@ def _base_url(value: str) -> str:
     if parts[1]:
         msg = "an address holds no password: use username and password_file, or bearer_token_file"
         raise ValueError(msg)
+    if "/api/v" in parts[0]:
+        msg = f"{value!r} is the address of an API: write only what stands before /api"
+        raise ValueError(msg)
     return parts[0]
 
 

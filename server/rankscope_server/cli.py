@@ -23,7 +23,7 @@ from rankscope_server.commands.replay import replay
 from rankscope_server.domain.model import Severity
 from rankscope_server.ingest.access import create_auth, create_tls_context
 from rankscope_server.notify.create import create_receivers
-from rankscope_server.settings import ConfigError, ServerSettings, load_settings
+from rankscope_server.settings import ConfigError, ServerSettings, describe_links, load_settings
 from rankscope_server.store import StoreError, StoreVersionError, open_store
 
 cli = typer.Typer(
@@ -122,6 +122,8 @@ def serve(
         or "no deployment yet (add one with --target name=http://host:9610)"
     )
     print(f"Rankscope {__version__} on {url} watches {watched}", flush=True)  # noqa: T201  this is the interface
+    if links := describe_links(settings):
+        print(links, flush=True)  # noqa: T201  this is the interface
     server = _Server(
         uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=3),
         app.state.service.board.close,
@@ -246,6 +248,8 @@ def check_config(
             severities = " and ".join(severity.value for severity in Severity if severity in route.severities)
             of = f" of {', '.join(sorted(route.deployments))}" if route.deployments else ""
             typer.echo(f"alerts ({severities}{of}) go to {receiver.name}: {receiver.kind}, {receiver.where}")
+        if links := describe_links(settings):
+            typer.echo(links)
     except ConfigError as error:
         _fail(str(error))
     if not settings.deployments:

@@ -12,6 +12,7 @@ Exporters that take a read token or TLS ask for more: `read_token_file`, `ca_fil
 Alerts have settings of their own: see `alert_settings`.
 """
 
+import difflib
 import ipaddress
 import socket
 import stat
@@ -228,6 +229,17 @@ class ServerSettings(BaseSettings):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
+def describe_links(settings: ServerSettings) -> str:
+    """
+    That links in alerts may lead nowhere for those who get them, with the remedy; empty where that has been seen to.
+    """
+    if not settings.receivers or settings.alerts.external_url is not None:
+        return ""
+    if not settings.external_url:
+        return "alerts hold no links to this server: set alerts.external_url to the address under which people reach it"
+    return f"links in alerts lead to {settings.external_url}: set alerts.external_url if people reach this server under another address"
+
+
 def is_loopback(host: str) -> bool:
     """
     Whether an address can be reached from this machine only.
@@ -314,7 +326,37 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         msg = f"{path}: holds no settings; begin it with a line `deployments:`"
         raise ConfigError(msg)
-    return value
+    return _written(value)
+
+
+def _written(value: Any) -> Any:
+    """
+    Settings without those that have nothing after their name: all below them may be commented out.
+    """
+    if isinstance(value, dict):
+        return {name: _written(inner) for name, inner in value.items() if inner is not None}
+    return [_written(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _fields_at(place: Sequence[str | int]) -> list[str]:
+    """
+    Names of the settings that there are at a place in the file.
+    """
+    match tuple(place):
+        case ("alerts", "receivers", *_):
+            return list(ReceiverSettings.model_fields)
+        case ("alerts", *_):
+            return list(AlertSettings.model_fields)
+        case ("deployments", *_):
+            return list(DeploymentSettings.model_fields)
+    return list(ServerSettings.model_fields)
+
+
+def _unknown_setting(place: Sequence[str | int]) -> str:
+    known = _fields_at(place[:-1])
+    meant = difflib.get_close_matches(str(place[-1]), known, 1)
+    there = f"do you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
+    return f"there is no such setting; {there}"
 
 
 def _explain(error: ValidationError, source: str) -> str:
@@ -323,11 +365,15 @@ def _explain(error: ValidationError, source: str) -> str:
         where = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
-            message = "there is no such setting; see `rankscope serve --help`"
+            message = _unknown_setting(detail["loc"])
         elif detail["type"] == "string_pattern_mismatch":
             message = "letters, digits, dot, dash and underscore only, 63 at most, beginning with a letter or digit"
         elif detail["type"] == "missing":
             message = "is missing"
+        elif detail["type"] in {"tuple_type", "list_type"}:
+            message = "is a list: begin each of its entries with `- `"
+        elif detail["type"] in {"model_type", "model_attributes_type", "dict_type"}:
+            message = "holds settings of its own: write each as `name: value` on a line below it"
         lines.append(f"{source}: {where}: {message}" if where else f"{source}: {message}")
     return "\n".join(lines)
 

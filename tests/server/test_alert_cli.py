@@ -122,6 +122,7 @@ def test_check_config_tells_who_hears_of_what(config):
         "alerts (critical) go to pager: webhook, https://h.example/...",
         "alerts (warning and critical of chat) go to ops am-1:9093: alertmanager, http://am-1:9093",
         "alerts (warning and critical of chat) go to ops am-2:9093: alertmanager, http://am-2:9093",
+        "links in alerts lead to http://127.0.0.1:8700: set alerts.external_url if people reach this server under another address",
     ]
     path = config({"name": "ops", "alertmanager": "a", "bearer_token_file": "/nowhere/token"})
     result = run("check-config", path)

@@ -228,6 +228,7 @@ async def test_a_certificate_that_is_not_trusted_names_the_setting():
         ({"alertmanager": "a", "deployments": "nowhere"}, "for deployment 'nowhere', and there is none"),
         ({"alertmanager": "a", "severities": "loud"}, "severities"),
         ({"alertmanager": "a", "colour": "red"}, "there is no such setting"),
+        ({"alertmanager": "http://a:9093/api/v2/alerts"}, "write only what stands before /api"),
         ({"alertmanager": "a", "ca_file": "/nowhere"}, "ca_file /nowhere: No such file"),
         ({"webhook": "http://h", "secret_file": "/nowhere"}, "secret file /nowhere: No such file"),
         ({"apprise": "nonsense://x"}, "address 1: apprise does not understand it"),

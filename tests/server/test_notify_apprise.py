@@ -1,5 +1,6 @@
 """Receivers of apprise, over a service that listens here."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from made_ranks import START_UNIX
 from rankscope_server.domain.alert_life import Change
 from rankscope_server.domain.alert_notice import Links, tried
 from rankscope_server.domain.model import Severity
+from rankscope_server.notify.apprise import build_text, message_type
 from rankscope_server.notify.create import create_receivers
 from rankscope_server.notify.receiver import DeliveryError
 from rankscope_server.settings import load_settings
@@ -34,8 +36,18 @@ async def test_a_message_says_what_is_wrong_and_where_to_look():
     firing, resolved = (request.json() for request in service.caught)
     assert (firing["title"], firing["type"]) == ("TEST CRITICAL RankscopeTest: test", "failure")
     assert "nothing is wrong" in firing["message"]
-    assert "https://rankscope.example/runbooks/RankscopeTest" in firing["message"]
+    assert "https://rankscope.example/" in firing["message"]
+    assert "/runbooks/" not in firing["message"]
     assert (resolved["title"], resolved["type"]) == ("TEST RESOLVED RankscopeTest: test", "success")
+
+
+async def test_the_end_of_a_forecast_is_no_all_clear():
+    """It also ends because the ranks have parted: the message is not green, and says so."""
+    over = dataclasses.replace(RESOLVED, name="RankscopeForecast", test=False)
+    assert message_type(RESOLVED) == "success"
+    assert message_type(over) == "info"
+    assert "That is no all-clear" in build_text(over, Links())
+    assert "It is over" not in build_text(over, Links())
 
 
 async def test_a_service_that_refuses_is_a_failure_that_tells_no_secret(capfd):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankscope_server.domain.model import DeploymentRole
-from rankscope_server.settings import ConfigError, control_token, load_settings, parse_target
+from rankscope_server.settings import ConfigError, control_token, describe_links, load_settings, parse_target
 
 
 @pytest.fixture
@@ -63,7 +63,15 @@ def test_targets_are_added_to_deployments_of_the_environment(monkeypatch):
         ),
         ("deployments: [{name: c, exporters: [a], role: boss}]", "deployments.0.role"),
         ("port: 99999", "port"),
-        ("colour: red", "colour: there is no such setting"),
+        ("colour: red", "colour: there is no such setting; there are deployments, host, port"),
+        ("alerts: {recievers: []}", "alerts.recievers: there is no such setting; do you mean receivers?"),
+        (
+            "alerts: {receivers: [{name: a, webhook: 'http://h', severties: critical}]}",
+            "alerts.receivers.0.severties: there is no such setting; do you mean severities?",
+        ),
+        ("deployments: [{name: c, exporter: [a]}]", "do you mean exporters?"),
+        ("alerts: {receivers: {name: ops}}", "alerts.receivers: is a list: begin each of its entries with `- `"),
+        ("alerts: [ops]", "alerts: holds settings of its own: write each as `name: value` on a line below it"),
         ("- just\n- a list", "begin it with a line `deployments:`"),
         ("a: [", "not YAML"),
     ],
@@ -75,6 +83,26 @@ def test_what_cannot_be_used_is_said_with_file_field_and_remedy(config, text, wo
         load_settings(path)
     assert str(caught.value).startswith(str(path))
     assert words in str(caught.value)
+
+
+def test_a_setting_with_nothing_after_it_is_not_set(config):
+    """Everything below `alerts:` may be commented out."""
+    settings = load_settings(config("deployments:\nalerts:\n  receivers:\n  hold_seconds:\n"))
+    assert (settings.deployments, settings.receivers) == ((), ())
+
+
+def test_links_in_alerts_lead_to_this_server_unless_it_is_told_another_address():
+    """Which is said to those who have receivers, as others may not reach it."""
+
+    def told(**flags):
+        return describe_links(load_settings(flags=flags))
+
+    assert told() == ""
+    assert told(alertmanagers=("am",)).startswith(
+        "links in alerts lead to http://127.0.0.1:8700: set alerts.external_url"
+    )
+    assert told(alertmanagers=("am",), port=0).startswith("alerts hold no links")
+    assert told(alertmanagers=("am",), alerts={"external_url": "https://rankscope.example"}) == ""
 
 
 def test_a_file_that_is_not_there_is_said_plainly(tmp_path: Path):

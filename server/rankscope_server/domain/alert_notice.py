@@ -9,12 +9,17 @@ from urllib.parse import quote
 
 from rankscope_server.domain.alert import AlertView
 from rankscope_server.domain.alert_life import Alert, Change, Transition
-from rankscope_server.domain.alert_rules import RULES, labelled_kind
+from rankscope_server.domain.alert_rules import BY_KIND, RULES, labelled_kind
 from rankscope_server.domain.model import Severity
 
 SOURCE = "rankscope-server"
 """
 Label that tells these alerts from those of rules for Prometheus with the same names.
+"""
+
+FORECAST_OVER = "Nothing is foreseen any more. That is no all-clear: the ranks may have parted by now."
+"""
+What the end of a forecast means.
 """
 
 
@@ -69,6 +74,16 @@ class Notice:
         return self.deployment or self.subject or "the server"
 
     @property
+    def all_clear(self) -> bool:
+        """Whether its end is good news: a forecast also ends because what it foresaw has come."""
+        return self.name != BY_KIND["forecast"]
+
+    @property
+    def ending(self) -> str:
+        """What its end means, for people."""
+        return "It is over." if self.all_clear else FORECAST_OVER
+
+    @property
     def title(self) -> str:
         """One line for messengers: `CRITICAL RankscopeWedged: chat, engine 3f2a`."""
         word = "RESOLVED" if self.change is Change.RESOLVED else self.severity.value.upper()
@@ -100,8 +115,10 @@ class Links:
 
     def runbook(self, name: str) -> str:
         """
-        What to do about an alert; empty where no address is known.
+        What to do about an alert; empty where no address is known, and for a test.
         """
+        if name not in RULES:
+            return ""
         if self.runbook_url:
             return self.runbook_url.replace("{name}", name)
         return f"{self.external_url}{runbook_path(name)}" if self.external_url else ""
@@ -153,12 +170,21 @@ def _notice(alert: Alert, change: Change, at_unix: float, before: Severity | Non
         engine=key.engine,
         subject=key.subject,
         summary=alert.summary,
-        description=RULES[key.name].meaning if key.name in RULES else "",
+        description=_described(key.name, change),
         incident=alert.incident,
         at_unix=at_unix,
         fired_unix=alert.fired_unix,
         resolved_unix=alert.resolved_unix,
     )
+
+
+def _described(name: str, change: Change) -> str:
+    """
+    What an alert means; of a forecast that has ended, that it may have come true.
+    """
+    if change is Change.RESOLVED and name == BY_KIND["forecast"]:
+        return FORECAST_OVER
+    return RULES[name].meaning if name in RULES else ""
 
 
 def tried(name: str, change: Change, severity: Severity, at_unix: float, fired_unix: float) -> Notice:
@@ -179,7 +205,7 @@ def tried(name: str, change: Change, severity: Severity, at_unix: float, fired_u
         engine="",
         subject="",
         summary="This is a test: nothing is wrong",
-        description="Sent by `rankscope alert test` to try this receiver. It is resolved at once.",
+        description="Sent by `rankscope alert test` to try this receiver. Its end is sent as well.",
         incident="",
         at_unix=at_unix,
         fired_unix=fired_unix,

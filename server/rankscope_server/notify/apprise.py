@@ -145,7 +145,7 @@ def message_type(notice: Notice) -> str:
     The kind of message, which services show as a colour or a sign.
     """
     if notice.change is Change.RESOLVED:
-        return "success"
+        return "success" if notice.all_clear else "info"
     return "failure" if notice.severity is Severity.CRITICAL else "warning"
 
 
@@ -155,7 +155,7 @@ def build_text(notice: Notice, links: Links) -> str:
     """
     parts = [
         notice.summary,
-        notice.description if notice.change is not Change.RESOLVED else "It is over.",
+        notice.description if notice.change is not Change.RESOLVED else notice.ending,
         links.incident(notice.incident) or links.page(notice.deployment, notice.engine),
         links.runbook(notice.name) if notice.change is not Change.RESOLVED else "",
     ]
