@@ -326,7 +326,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         msg = f"{path}: holds no settings; begin it with a line `deployments:`"
         raise ConfigError(msg)
-    return _written(value)
+    return {name: _written(inner) for name, inner in value.items() if inner is not None}
 
 
 def _written(value: Any) -> Any:
