@@ -417,6 +417,10 @@ class FaultKind:
         return self.kind.value.replace(" ", "_")
 
 
+def _any(shape: Shape) -> Shape:
+    return shape
+
+
 def _v1(shape: Shape) -> Shape:
     mitigation = MitigationState.AVAILABLE if shape.mitigation is MitigationState.NOT_APPLICABLE else shape.mitigation
     return changed(shape, runner="V1", mitigation=mitigation, guarded=True, masked=True, device_samples=False)
@@ -453,10 +457,10 @@ KINDS = (
     FaultKind(FindingKind.MASK_DISAGREEMENT, put_mask, _masked),
     FaultKind(FindingKind.GUARD_DISAGREEMENT, put_guard, _guarded),
     FaultKind(FindingKind.WIDTH_MISMATCH, put_width, _v2),
-    FaultKind(FindingKind.BATCH_MISMATCH, put_batch, lambda shape: shape),
+    FaultKind(FindingKind.BATCH_MISMATCH, put_batch, _any),
     FaultKind(FindingKind.WEDGED, put_wedge, _guarded),
-    FaultKind(FindingKind.STALLED, put_stall, lambda shape: shape),
-    FaultKind(FindingKind.RANK_LOST, put_loss, lambda shape: shape),
+    FaultKind(FindingKind.STALLED, put_stall, _any),
+    FaultKind(FindingKind.RANK_LOST, put_loss, _any),
     FaultKind(FindingKind.MITIGATION_MIXED, put_mixed, _toggled),
     FaultKind(FindingKind.BLIND, put_blind, _unseen),
 )

@@ -95,6 +95,7 @@ class Injection:
         self._tapes = {tape.id: tape for tape in engine.tapes}
         since = random.uniform(0, max(0.0, self.fault.at - SEEN_BEFORE_SECONDS))
         Watch(exporters, random, counts, self._judge, since).run(self.fault.at + WAIT_SECONDS)
+        self._tapes = {}  # too much to keep of each
         return self
 
     def _judge(self, look: Look) -> bool:
