@@ -80,6 +80,26 @@ def test_a_guard_disagreement_is_found_at_its_step():
     assert found.found_unix == NOW.unix
 
 
+def test_ranks_that_say_the_same_speak_with_one_voice():
+    """Many pipeline ranks make no long sentence; ranks whose words are equal though they differ are told one by one."""
+    skipping = made_records(1, 40, lambda step: {"masked": 8, "mask_hash": 5} if step == 40 else {})
+    records = [skipping, skipping, skipping, made_records(1, 40)]
+    memory = look(*(made_rank(one, made_report(pp, pp_size=4), now=NOW) for pp, one in enumerate(records)))
+    assert (
+        memory.findings[FindingKind.GUARD_DISAGREEMENT, 0].sentence
+        == "at step 40 pp3 broadcasts the sampled tokens and pp0, pp1 and pp2 skip the collective (they mask all 8 requests)"
+    )
+    assert memory.findings[FindingKind.MASK_DISAGREEMENT, 0].sentence.startswith(
+        "at step 40 pp0, pp1 and pp2 mask all 8 requests and pp3 masks none of 8 requests:"
+    )
+    others = [
+        made_records(1, 40, lambda step, other=other: {"masked": 1, "mask_hash": other} if step == 40 else {})
+        for other in (5, 6)
+    ]
+    sentence = look(*two(*others)).findings[FindingKind.MASK_DISAGREEMENT, 0].sentence
+    assert sentence.startswith("at step 40 pp0 masks 1 of 8 requests and pp1 masks 1 of 8 requests:")
+
+
 def test_a_decision_that_was_not_seen_disagrees_with_nothing():
     """No decision yet is not the opposite of a decision."""
     first = np.concatenate([made_records(1, 39), made_record(40, Phase.STATE_UPDATED)])

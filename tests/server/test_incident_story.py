@@ -209,6 +209,7 @@ GOLDENS = {
         "No rank moved for a while with step 17 in flight; no disagreement was found.",
     ),
     "lost": (incident(LOST), "pp0 is gone (pid 4000) at step 118; pp1 waits for it."),
+    "lost for a while": (incident(closed(LOST)), "For a while: pp0 is gone (pid 4000) at step 118; pp1 waits for it."),
     "mixed": (
         incident(DRIFT, MIXED),
         (

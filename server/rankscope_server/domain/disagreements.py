@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope_exporter.contract import Guard, Phase
 from rankscope_server.domain.alignment import Aligned, Bools, differing, parted
-from rankscope_server.domain.facts import RankFacts, joined
+from rankscope_server.domain.facts import RankFacts, in_one_voice, joined
 from rankscope_server.domain.model import FindingKind
 
 _BROADCAST, _SKIP = int(Guard.BROADCAST), int(Guard.SKIP)  # members of an enumeration are slow to compare
@@ -110,12 +110,13 @@ def assess_guards(aligned: Aligned, ranks: Sequence[RankFacts]) -> Disagreement 
     step = int(aligned.steps[first])
     rows = tuple(np.flatnonzero(known[:, first]).tolist())
     cells = _cells(aligned, first, rows)
-    posting = joined(ranks[row].label for row, r in cells if r["guard"] == _BROADCAST)
+    posting = [ranks[row].label for row, r in cells if r["guard"] == _BROADCAST]
     skipping = [(row, r) for row, r in cells if r["guard"] == _SKIP]
     why = ""
     if all(r["mask_known"] and r["requests"] and r["masked"] == r["requests"] for _, r in skipping):
-        why = f" (it masks {_of(int(skipping[0][1]['masked']), int(skipping[0][1]['requests']))})"
-    sentence = f"at step {step} {posting} broadcasts the sampled tokens and {joined(ranks[row].label for row, _ in skipping)} skips the collective{why}"
+        why = f" ({'they mask' if len(skipping) > 1 else 'it masks'} {_of(int(skipping[0][1]['masked']), int(skipping[0][1]['requests']))})"
+    skipped = in_one_voice([ranks[row].label for row, _ in skipping], "skips the collective")
+    sentence = f"at step {step} {in_one_voice(posting, 'broadcasts the sampled tokens')} and {skipped}{why}"
     words = tuple(_decision(r) for _, r in cells)
     since = _since(aligned, ranks, first, rows, value="guard", clock="decide_ns")
     return Disagreement(
@@ -220,15 +221,17 @@ def _since(
 
 def _told(ranks: Sequence[RankFacts], rows: Sequence[int], said: Sequence[str]) -> str:
     """
-    What each rank said, in a sentence. Of many ranks, those that say the same speak with one voice.
+    What ranks said, in a sentence; those that say the same speak with one voice.
     """
-    if len(rows) <= NAMED:
-        return _listed([f"{ranks[row].label} {what}" for row, what in zip(rows, said, strict=True)])
     voices: dict[str, list[str]] = {}
     for row, what in zip(rows, said, strict=True):
         voices.setdefault(what, []).append(ranks[row].label)
-    rarest = sorted(voices.items(), key=lambda voice: len(voice[1]))
-    return _listed([f"{joined(labels)} {what}" for what, labels in rarest[:NAMED]])
+    told = list(voices.items())
+    if len(rows) > NAMED:
+        told = sorted(told, key=lambda voice: len(voice[1]))[:NAMED]  # the rarest
+    elif len(told) == 1:  # ranks that differ, as far as the words go, say the same: one by one
+        told = [(what, [ranks[row].label]) for row, what in zip(rows, said, strict=True)]
+    return _listed([in_one_voice(labels, what) for what, labels in told])
 
 
 def _of(part: int, whole: int) -> str:

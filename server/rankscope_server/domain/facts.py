@@ -351,6 +351,20 @@ def joined(labels: Iterable[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
+_VERB = re.compile(r"^(broadcast|mask|post|skip)s\b")
+
+
+def in_one_voice(labels: Sequence[str], words: str) -> str:
+    """
+    Ranks that say the same, in a sentence: `pp0 masks 1 of 3 requests`, `pp0 and pp1 mask 1 of 3 requests`.
+    """
+    return f"{joined(labels)} {_VERB.sub(_of_many, words) if len(labels) > 1 else words}"
+
+
+def _of_many(verb: re.Match[str]) -> str:
+    return verb[1]
+
+
 def plain_url(url: str) -> str:
     """
     An address without the name and password that may stand in it.

@@ -5,7 +5,7 @@ What happened, in the sentences that stand above an incident: which rank did wha
 import re
 from collections.abc import Iterator, Sequence
 
-from rankscope_server.domain.facts import joined
+from rankscope_server.domain.facts import in_one_voice, joined
 from rankscope_server.domain.incident import IncidentCard, IncidentLife, IncidentView
 from rankscope_server.domain.incident_life import LEVELS, Incident
 from rankscope_server.domain.model import Finding, FindingKind, RankValue
@@ -112,7 +112,7 @@ def _bare(finding: Finding) -> str:
 
 
 def _told(finding: Finding) -> str:
-    return _bare(finding) if finding.open else f"for a while, {_bare(finding)}"
+    return _bare(finding) if finding.open else f"for a while: {_bare(finding)}"
 
 
 def _tell_parting(finding: Finding, incident: Incident) -> str:
@@ -215,6 +215,6 @@ def _said(values: Sequence[RankValue]) -> str:
     said: dict[str, list[str]] = {}
     for value in values:
         said.setdefault(value.value, []).append(value.label)
-    parts = [f"{joined(labels)} {word}" for word, labels in said.items()]
+    parts = [in_one_voice(labels, word) for word, labels in said.items()]
     more = [f"and {len(parts) - WORDS_TOLD} other words"] if len(parts) > WORDS_TOLD else []
     return "; ".join((*parts[:WORDS_TOLD], *more))
