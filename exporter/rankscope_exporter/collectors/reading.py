@@ -24,8 +24,8 @@ from rankscope_exporter.contract import (
 )
 from rankscope_exporter.contract.metrics import RANK_INFO, RANK_LABELS
 from rankscope_exporter.flight import FlightFile, Snapshot
-from rankscope_exporter.flight.layout import decode_control
-from rankscope_exporter.flight.reader import Control, OwnTime
+from rankscope_exporter.flight.reader import OwnTime
+from rankscope_exporter.flight.reporting import control_report, mitigation_reports
 
 LOOK_BACK = (2, 64)
 """
@@ -172,35 +172,6 @@ def read_parts(file: FlightFile) -> Parts:
         if parts.done is not None or step <= count:
             return parts
     return newest_parts(file.records())
-
-
-def control_report(control: Control) -> ControlReport:
-    """
-    The control area in the words of the contract.
-    """
-    _, requested, effective_step, desired = decode_control(control.requested_word)
-    _, observed, _, _ = decode_control(control.observed_word)
-    return ControlReport(
-        requested_generation=requested,
-        observed_generation=observed,
-        desired=desired if control.requested_word else None,
-        effective_step=effective_step,
-        acted_step=control.acted_step,
-        outcome=control.outcome,
-    )
-
-
-def mitigation_reports(reports: tuple[MitigationReport, ...], control: Control) -> tuple[MitigationReport, ...]:
-    """
-    The mitigations as they stand now: the rank writes what it installed once, and the state after each action elsewhere.
-    """
-    if not control.acted_word:
-        return reports
-    acted = Mitigation(decode_control(control.acted_word)[0]).name.lower()
-    return tuple(
-        report.model_copy(update={"state": control.mitigation_state}) if report.mitigation == acted else report
-        for report in reports
-    )
 
 
 def last_failure(file: FlightFile, step: int, reported: StepFailure | None) -> StepFailure | None:

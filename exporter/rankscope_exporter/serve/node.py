@@ -15,13 +15,12 @@ from rankscope_exporter.contract import (
     RankLife,
     RankReport,
     RanksAnswer,
-    RequestRow,
     RequestsAnswer,
-    RequestTable,
     StepsFrame,
     Unreadable,
 )
 from rankscope_exporter.flight import FlightError, FlightFile
+from rankscope_exporter.flight.reporting import request_table
 from rankscope_exporter.namespaces import PROC, is_foreign, read_pid_namespace
 from rankscope_exporter.retention import remove_expired
 from rankscope_exporter.serve.files import FlightFiles, OpenFile
@@ -153,33 +152,9 @@ class Node:
             if engine is not None and identity.engine != engine:
                 continue
             try:
-                drifting, rows = file.flight.requests()
+                tables.append(request_table(file.flight, identity))
             except FlightError as error:
                 self._tell_table(file.flight.key, str(error))
-                continue
-            tables.append(
-                RequestTable(
-                    key=file.flight.key,
-                    engine=identity.engine,
-                    dp_rank=identity.dp_rank,
-                    pp_rank=identity.pp_rank,
-                    tp_rank=identity.tp_rank,
-                    drifting=drifting,
-                    rows=[
-                        RequestRow(
-                            request_id=row.request_id,
-                            state_length=row.state_length,
-                            scheduler_length=row.scheduler_length,
-                            drift=row.drift,
-                            masked=row.masked,
-                            margin=row.margin,
-                            first_drift_step=row.first_drift_step,
-                            step=row.step,
-                        )
-                        for row in rows
-                    ],
-                )
-            )
         return RequestsAnswer(tables=tables)
 
     def steps(self, cursor: str | None) -> StepsFrame:

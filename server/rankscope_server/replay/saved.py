@@ -2,29 +2,25 @@
 One saved flight file: who its rank was, what it said of itself, its steps, and what is known about the copy.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from pydantic import ValidationError
 
 from rankscope_exporter.contract import (
-    ControlReport,
     Detail,
     DeviceLengths,
     HookReport,
-    Mitigation,
     MitigationReport,
     Phase,
     RankIdentity,
     RankLife,
     RankReport,
-    RequestRow,
     RequestTable,
     StepFailure,
 )
-from rankscope_exporter.flight import Control, FlightError, FlightFile
-from rankscope_exporter.flight.layout import decode_control
+from rankscope_exporter.flight import FlightError, FlightFile
+from rankscope_exporter.flight.reporting import control_report, mitigation_reports, request_table
 from rankscope_server.domain.history import Records
 from rankscope_server.domain.model import RankId
 from rankscope_server.replay.errors import ReplayError
@@ -114,8 +110,8 @@ def _read(file: SavedFile, flight: FlightFile, identity: RankIdentity) -> SavedR
         identity=identity,
         life=RankLife.RUNNING,
         hooks=hooks,
-        mitigations=_acted(mitigations, control),
-        control=_control(control),
+        mitigations=list(mitigation_reports(mitigations, control)),
+        control=control_report(control),
         step=step,
         phase=int(newest["phase"]) if newest is not None and newest["step"] == step else Phase.WRITING,
         in_flight_seconds=None,
@@ -136,30 +132,6 @@ def _read(file: SavedFile, flight: FlightFile, identity: RankIdentity) -> SavedR
         process_start_ticks=flight.process_start_ticks,
         requests=_requests(flight, identity),
         device_ns=device_ns,
-    )
-
-
-def _acted(reports: Sequence[MitigationReport], control: Control) -> list[MitigationReport]:
-    """
-    The mitigations as they stood at the end: what a rank installed, and the state after its last action.
-    """
-    if not control.acted_word:
-        return list(reports)
-    number = decode_control(control.acted_word)[0]
-    acted = {mitigation.value: mitigation.name.lower() for mitigation in Mitigation}.get(number)
-    return [r.model_copy(update={"state": control.mitigation_state}) if r.mitigation == acted else r for r in reports]
-
-
-def _control(control: Control) -> ControlReport:
-    _, requested, effective_step, desired = decode_control(control.requested_word)
-    _, observed, _, _ = decode_control(control.observed_word)
-    return ControlReport(
-        requested_generation=requested,
-        observed_generation=observed,
-        desired=desired if control.requested_word else None,
-        effective_step=effective_step,
-        acted_step=control.acted_step,
-        outcome=control.outcome,
     )
 
 
@@ -190,27 +162,6 @@ def _device(flight: FlightFile) -> tuple[DeviceLengths | None, int | None]:
 
 def _requests(flight: FlightFile, identity: RankIdentity) -> RequestTable | None:
     try:
-        drifting, rows = flight.requests()
+        return request_table(flight, identity)
     except FlightError:
         return None
-    return RequestTable(
-        key=flight.key,
-        engine=identity.engine,
-        dp_rank=identity.dp_rank,
-        pp_rank=identity.pp_rank,
-        tp_rank=identity.tp_rank,
-        drifting=drifting,
-        rows=[
-            RequestRow(
-                request_id=row.request_id,
-                state_length=row.state_length,
-                scheduler_length=row.scheduler_length,
-                drift=row.drift,
-                masked=row.masked,
-                margin=row.margin,
-                first_drift_step=row.first_drift_step,
-                step=row.step,
-            )
-            for row in rows
-        ],
-    )
