@@ -153,14 +153,19 @@ async def baseline(figures: Figures, alertmanager: str, runs: int) -> None:
     """
     All runs that part.
     """
-    verdicts = []
+    verdicts, failures = [], {}
     for number in range(runs):
-        verdicts.append(await run_baseline(plan_baseline(number, runs), alertmanager))
-        one = verdicts[-1]
+        try:
+            one = await run_baseline(plan_baseline(number, runs), alertmanager)
+        except Exception as error:  # noqa: BLE001  one run that fails takes no other with it
+            failures[f"baseline-{number}"] = f"{type(error).__name__}: {error}"[:1000]
+            continue
+        verdicts.append(one)
         progress(
             f"baseline-{number}: parted at step {one.parted_step}, {one.drifting_seconds} s after the first drift, lead {one.lead_seconds} s, found after {one.delay(one.finding_unix)} s, "
             f"Alertmanager after {one.delay(one.guard_alert_unix)} s, page after {one.delay(one.page_unix)} s"
         )
+    figures.report("runs_failed", len(failures), "= 0", errors=failures)
     report_baseline(figures, verdicts)
 
 
