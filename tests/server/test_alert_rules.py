@@ -84,6 +84,14 @@ def test_a_forecast_is_told_as_a_span():
     )
 
 
+def test_a_forecast_that_ends_in_hours_tells_where_it_begins():
+    """`In 2 s to 4 h` says less than that it may come at any time."""
+    (condition,) = assess_engine(engine(), [], dataclasses.replace(in_sight(2.2), latest_seconds=4 * 3600.0))
+    assert condition.summary == (
+        "All requests of a batch may be masked on pp0 at any time from 2.2 s on, if traffic goes on like this (4 of 6 requests masked)"
+    )
+
+
 def test_a_wedge_lasts_until_something_takes_its_place():
     """Its processes are killed to restart it: that they are gone is no news, and nothing else of it matters any more."""
     found = [

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import EngineFacts, ExporterFacts, joined, seconds
 from rankscope_server.domain.model import Finding, FindingKind, Severity
-from rankscope_server.domain.outlook import Forecast, Outlook
+from rankscope_server.domain.outlook import OPEN_SECONDS, Forecast, Outlook
 from rankscope_server.domain.state import sentence_case
 
 FORECAST_SECONDS = 600.0
@@ -270,6 +270,10 @@ def _summary(same: Sequence[Finding]) -> str:
 
 def _forecast_summary(forecast: Forecast, earliest: float) -> str:
     latest = forecast.latest_seconds
-    span = f"in {seconds(earliest)} to {seconds(latest)}" if latest is not None else f"in {seconds(earliest)} or later"
+    when = (
+        f"may be masked on {forecast.rank or 'a rank'} at any time from {seconds(earliest)} on"
+        if latest is None or latest > OPEN_SECONDS
+        else f"will be masked on {forecast.rank or 'a rank'} in {seconds(earliest)} to {seconds(latest)}"
+    )
     rest = f" ({forecast.reason})" if forecast.reason else ""
-    return f"All requests of a batch will be masked on {forecast.rank or 'a rank'} {span}, if traffic goes on like this{rest}"
+    return f"All requests of a batch {when}, if traffic goes on like this{rest}"

@@ -32,4 +32,9 @@ class Forecast:
     """Label of the rank whose requests run out first; empty unless the outlook is `in sight`."""
 
 
+OPEN_SECONDS = 3600.0
+"""
+An interval that ends later than this helps nobody to plan: only where it begins is told.
+"""
+
 UNFORESEEN = Forecast(Outlook.UNKNOWN, "nothing has been seen of the engine yet")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from rankscope_server.domain.alert import AlertState, AlertView, ReceiverView
 from rankscope_server.domain.incident import IncidentCard, IncidentLife
 from rankscope_server.domain.model import ActedMark, Severity, State, ToggleProgress
-from rankscope_server.domain.outlook import Forecast
+from rankscope_server.domain.outlook import OPEN_SECONDS, Forecast
 
 UNKNOWN = Markup('<span class="unknown">unknown</span>')
 
@@ -149,11 +149,11 @@ def forecast_phrase(forecast: Forecast) -> str:
     """
     where = f" on {forecast.rank}" if forecast.rank else ""
     earliest, latest = forecast.earliest_seconds or 0.0, forecast.latest_seconds
-    if latest is not None:
+    if latest is not None and latest <= OPEN_SECONDS:
         when = span(earliest, latest)
     else:
         size, unit = _coarse(earliest, math.floor)
-        when = f"in {size}\N{NO-BREAK SPACE}{unit} or later"
+        when = f"at any time from {size}\N{NO-BREAK SPACE}{unit} on" if size else "at any time"
     return f"all requests masked{where} {when}"
 
 

@@ -115,8 +115,11 @@ class TestWords:
             words.forecast_phrase(seen)
             == "all requests masked on pp0 in 40\N{NO-BREAK SPACE}s to 3\N{NO-BREAK SPACE}min"
         )
-        endless = dataclasses.replace(seen, latest_seconds=None)
-        assert words.forecast_phrase(endless).endswith("in 40\N{NO-BREAK SPACE}s or later")
+        for endless in (None, 4 * 3600.0):  # nobody can plan with an end that is hours away
+            told = words.forecast_phrase(dataclasses.replace(seen, latest_seconds=endless))
+            assert told == "all requests masked on pp0 at any time from 40\N{NO-BREAK SPACE}s on"
+        soon = dataclasses.replace(seen, earliest_seconds=0.4, latest_seconds=None)
+        assert words.forecast_phrase(soon) == "all requests masked on pp0 at any time"
 
     @pytest.mark.parametrize(
         ("seconds", "shown"),
