@@ -46,7 +46,7 @@ async def test_the_end_of_a_forecast_is_no_all_clear():
     over = dataclasses.replace(RESOLVED, name="RankscopeForecast", test=False)
     assert message_type(RESOLVED) == "success"
     assert message_type(over) == "info"
-    assert "That is no all-clear" in build_text(over, Links())
+    assert "or the ranks have parted, of which other alerts tell" in build_text(over, Links())
     assert "It is over" not in build_text(over, Links())
 
 

@@ -17,7 +17,7 @@ SOURCE = "rankscope-server"
 Label that tells these alerts from those of rules for Prometheus with the same names.
 """
 
-FORECAST_OVER = "Nothing is foreseen any more. That is no all-clear: the ranks may have parted by now."
+FORECAST_OVER = "Nothing is foreseen any more: the drift is over, or the ranks have parted, of which other alerts tell."
 """
 What the end of a forecast means.
 """
