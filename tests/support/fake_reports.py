@@ -283,7 +283,13 @@ def alerts() -> AlertsView:
     warning = Severity.WARNING
     return AlertsView(
         active=(
-            alert("RankscopeWedged", "wedge", "no rank advances while a step is in flight", ago=93),
+            alert(
+                "RankscopeWedged",
+                "wedge",
+                "no rank advances while a step is in flight",
+                ago=93,
+                incident=INCIDENTS["wedge"],
+            ),
             alert("RankscopeGuardDisagreement", "wedge", "at step 72 pp0 decided to skip, pp1 to broadcast", ago=95),
             alert("RankscopeDrift", "baseline", "drift on pp0 from step 371", severity=warning, ago=40),
             alert(

@@ -40,6 +40,8 @@ class AlertView:
     """Path of the page that shows it."""
     runbook: str
     """Address of what to do; empty where none is set."""
+    incident: str = ""
+    """Id of the incident that it is of; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

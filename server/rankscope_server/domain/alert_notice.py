@@ -231,6 +231,7 @@ def view_of(alert: Alert, links: Links) -> AlertView:
         alert.resolved_unix,
         page_path(key.deployment, key.engine),
         links.runbook(key.name) or runbook_path(key.name),
+        alert.incident,
     )
 
 

@@ -188,7 +188,15 @@ class TestPages:
     def test_alerts(self, client: TestClient) -> None:
         """The page shows every alert and how each receiver does."""
         html = client.get("/alerts").text
-        for said in ("RankscopeWedged", "pending", "resolved", "answered 401", "not used yet", ">healthy<"):
+        for said in (
+            "RankscopeWedged",
+            "pending",
+            "resolved",
+            "answered 401",
+            "not used yet",
+            ">healthy<",
+            f'href="{WEDGE}"',
+        ):
             assert said.lower() in html.lower()
 
     def test_without_a_receiver_the_page_shows_how_to_add_one(self, client: TestClient, fake: FakeRankscope) -> None:
