@@ -266,6 +266,23 @@ def test_steps_that_the_ring_no_longer_holds(tmp_path: Path):
     assert "nothing is known of the steps before step 1000: the ring holds no more" in verdict(answer).notes
 
 
+def test_what_the_first_steps_show_may_be_older(tmp_path: Path):
+    """A ring that begins while ranks drift does not say where that began, and the verdict says so."""
+    drifting = made_records(1000, 1100, lambda step: {"drift_max": 5, "drift_sum": 5, "drifting": 1})
+    files = [
+        write_flight(tmp_path, records, made_report(pp))
+        for pp, records in enumerate((drifting, made_records(1000, 1100)))
+    ]
+
+    answer = played(*files)
+
+    assert [(found.finding.kind, found.finding.step) for found in answer.found] == [(FindingKind.DRIFT, 1000)]
+    assert (
+        "nothing is known of the steps before step 1000: the ring holds no more; drift may have begun before it"
+        in verdict(answer).notes
+    )
+
+
 def test_ranks_without_a_step(tmp_path: Path):
     """Ranks that have begun none are replayed too."""
     files = [write_flight(tmp_path, np.zeros(0, layout.STEP_DTYPE), made_report(pp)) for pp in (0, 1)]

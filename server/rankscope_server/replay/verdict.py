@@ -125,7 +125,10 @@ def _notes(played: Played, *, until_given: bool) -> Iterator[str]:
         yield f"whether {_processes(unknown)} lived is not known: nothing that is here tells"
     first = max((rank.history.first for rank in ranks), default=0)
     if first > 1:
-        yield f"nothing is known of the steps before step {first}: the ring holds no more"
+        steps = ((found.finding.kind, found.finding.step) for found in played.found)
+        older = dict.fromkeys(kind.value for kind, step in steps if step is not None and step <= first)
+        since = f"; {joined(older)} may have begun before it" if older else ""
+        yield f"nothing is known of the steps before step {first}: the ring holds no more{since}"
     if played.left_out:
         yield f"step records with times that make no sense were left out: {played.left_out}"
 
