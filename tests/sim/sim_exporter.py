@@ -117,7 +117,7 @@ class MadeExporter:
         """
         ranks = []
         for tape in self._files(at):
-            torn = self.random.random() < odds.TORN and tape.newest(at) > 0
+            torn = tape.begins(at) and self.random.random() < odds.TORN
             self.counts[Oddity.TORN] += torn
             file = cast("FlightFile", FileAt(tape, at, torn))
             ranks.append(RankSteps(file, tape.report.identity, tape.life(at)))

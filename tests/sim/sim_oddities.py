@@ -71,8 +71,8 @@ SILENCE_LONG = 0.1
 """Share of silences that last longer than six seconds."""
 EXPORTER_RESTART_SECONDS = 90.0
 CLOCK_JUMP_SECONDS = 90.0
-TORN = 0.02
-"""Per answer and rank: the newest record is being begun."""
+TORN = 0.5
+"""Per answer and rank that has just begun a step: its record is not whole yet."""
 TOGGLE_SECONDS = 60.0
 
 Counts = Counter[Oddity]

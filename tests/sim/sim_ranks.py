@@ -105,6 +105,13 @@ class Tape:
         """
         return int(np.searchsorted(self.begin, at, "right"))
 
+    def begins(self, at: float) -> bool:
+        """
+        Whether the rank is just beginning a step, and will come further in it.
+        """
+        row = self.newest(at) - 1
+        return row >= 0 and at < self.state[row] < NEVER
+
     def phase_of(self, step: int, at: float) -> Phase:
         """
         How far the rank has come in a step that it has begun.

@@ -18,6 +18,7 @@ from sim_oddities import Counts, Oddity
 from sim_ranks import Tape
 
 from rankscope_exporter.contract import RANKS_PATH, STEPS_PATH, Phase, StepsFrame
+from rankscope_server.domain.blindness import GRACE_SECONDS
 from rankscope_server.domain.clock import Moment
 from rankscope_server.domain.facts import REACH_SECONDS, SILENT_SECONDS, EngineFacts
 from rankscope_server.domain.findings import EngineMemory, assess
@@ -219,7 +220,8 @@ class Watch:
 
     def _blind_due(self, engine: EngineFacts, at: float) -> bool:
         """
-        Whether an exporter of the engine has failed to answer and been silent for too long, by what the simulation knows.
+        Whether an exporter of the engine has failed to answer and been silent for too long, by what the simulation knows, or
+        part of the engine has not been seen for long.
         """
         if engine.ended:
             return False
@@ -228,4 +230,6 @@ class Watch:
             silent = at - min(self.since if one.answered is None else one.answered for one in paths)
             if silent > (REACH_SECONDS if any(one.failures for one in paths) else SILENT_SECONDS):
                 return True
-        return False
+        # Ranks of which nobody has spoken yet, as the exporter of their node is silent since before they came up.
+        waited = moment(at).monotonic - max(rank.first_seen for rank in engine.ranks)
+        return engine.missing > 0 and waited > GRACE_SECONDS
