@@ -278,7 +278,7 @@ class Service:
         self.board.problems.pop("store", None)
 
     def _store_fails(self, error: StoreError) -> None:
-        text = f"{error}. Watching goes on; charts lose what is not kept, and the fix cannot be toggled until then."
+        text = f"{error}. Watching and alerting go on. What is not kept by a restart of the server is lost: charts, incidents, and which alerts were told. The fix cannot be toggled until then."
         if self.board.problems.get("store") != text:
             logger.error("store.failed", error=str(error))
         self.board.problems["store"] = text
