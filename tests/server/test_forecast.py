@@ -93,6 +93,27 @@ def test_an_idle_engine_is_not_in_sight() -> None:
     assert forecast == Forecast(Outlook.NOT_IN_SIGHT, "no request is running")
 
 
+def test_a_step_without_a_batch_hides_nothing() -> None:
+    """Steps that only tell of requests that have ended come to no decision; the forecast rests on the others."""
+    empty = {
+        "requests": 0,
+        "cached": 0,
+        "new": 0,
+        "masked": 0,
+        "scheduled_tokens": 0,
+        "guard": Guard.NONE,
+        "mask_known": 0,
+    }
+
+    def change(step: int) -> dict[str, Any]:
+        return drifting(step, masked=7) | (empty if step % 13 == 0 else {})
+
+    forecast = forecast_of(
+        made_records(1, 80, change), made_records(1, 80, lambda step: empty if step % 13 == 0 else {})
+    )
+    assert forecast.outlook is Outlook.IN_SIGHT
+
+
 def test_ranks_that_have_parted_are_unknown() -> None:
     """After a guard disagreement there is nothing left to foresee."""
     first = made_records(

@@ -134,7 +134,8 @@ def _unknown(rank: RankFacts, records: Records, last_rank: Records) -> str:
     """
     Why the recent steps of a rank say nothing about those to come; empty if they do.
     """
-    recent = records[records["phase"] >= Phase.DECIDED]
+    # A step in which nothing was scheduled, to tell of requests that ended, comes to no decision.
+    recent = records[(records["phase"] >= Phase.DECIDED) & (records["scheduled_tokens"] > 0)]
     if len(recent) < LEAST_TURNS:
         return f"{rank.label} has been seen for {len(recent)} steps only"
     if not (recent["lengths"] == Lengths.OUTPUT_TOKENS).all():
