@@ -110,7 +110,7 @@ class Tape:
         Whether the rank is just beginning a step, and will come further in it.
         """
         row = self.newest(at) - 1
-        return row >= 0 and at < self.state[row] < NEVER
+        return row >= 0 and bool(at < self.state[row] < NEVER)
 
     def phase_of(self, step: int, at: float) -> Phase:
         """
