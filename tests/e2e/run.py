@@ -60,7 +60,9 @@ async def run_baseline(figures: Figures) -> None:
         tempfile.TemporaryDirectory(prefix="rankscope-e2e-") as directory,
         start_alertmanager(Path(directory)) as alerts,
     ):
-        async with Stack("baseline", acceptance=ACCEPTANCE, seed=SEED, alertmanager=alerts) as stack:
+        async with Stack(
+            "baseline", acceptance=ACCEPTANCE, seed=SEED, server_arguments=("--alertmanager", alerts)
+        ) as stack:
             with start_prometheus({"baseline": stack.exporter_url}, alerts, RULES, Path(directory)):
                 ranks = await watch_a_wedge(stack, figures)
                 await report_alerts(figures, alerts)
