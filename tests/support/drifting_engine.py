@@ -168,6 +168,7 @@ def _records(
         records["decide_ns"], records["end_ns"] = begin_ns + step_ns // 2, begin_ns + step_ns * 9 // 10
         for column, name in enumerate(("new", "cached", "finished", "drafting", "requests")):
             records[name] = rows[:, column]
+        records["scheduled_tokens"] = rows[:, 4] + workload.draft_tokens * rows[:, 3]
         records["masked"] = masked
         records["guard"] = np.where(masked == rows[:, 4], Guard.SKIP, Guard.BROADCAST)
         records["role"], records["phase"], records["mask_known"] = role, Phase.DONE, 1
