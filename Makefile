@@ -26,7 +26,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml lab/pyproject.toml exporter/pyproject.toml server/pyproject.toml server/requirements.lock tests/requirements.txt
-	@echo "setup: environment for server and tools in $(VENV) (about a minute the first time)"
+	@echo "setup: environment for server and tools in $(VENV) (about a minute the first time)" >&2
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
