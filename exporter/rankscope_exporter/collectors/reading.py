@@ -25,7 +25,7 @@ from rankscope_exporter.contract import (
 from rankscope_exporter.contract.metrics import RANK_INFO, RANK_LABELS
 from rankscope_exporter.flight import FlightFile, Snapshot
 from rankscope_exporter.flight.reader import OwnTime
-from rankscope_exporter.flight.reporting import control_report, mitigation_reports
+from rankscope_exporter.flight.reporting import control_report, last_failure, mitigation_reports
 
 LOOK_BACK = (2, 64)
 """
@@ -172,19 +172,6 @@ def read_parts(file: FlightFile) -> Parts:
         if parts.done is not None or step <= count:
             return parts
     return newest_parts(file.records())
-
-
-def last_failure(file: FlightFile, step: int, reported: StepFailure | None) -> StepFailure | None:
-    """
-    How `step` failed, the last one that an error of vLLM ended; None if it is 0, as there was none.
-
-    A rank says of its first failures how they came about. Of later ones only step and phase are known.
-    """
-    if not step or (reported is not None and reported.step == step):
-        return reported if step else None
-    records = file.records(after=step - 1)
-    phase = int(records[0]["phase"]) if len(records) and records[0]["step"] == step else int(Phase.WRITING)
-    return StepFailure(step=step, phase=phase, method="unknown", kind="unknown")
 
 
 def device_lengths(file: FlightFile, monotonic_ns: int) -> DeviceLengths | None:

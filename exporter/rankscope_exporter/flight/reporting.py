@@ -10,9 +10,11 @@ from rankscope_exporter.contract import (
     ControlReport,
     Mitigation,
     MitigationReport,
+    Phase,
     RankIdentity,
     RequestRow,
     RequestTable,
+    StepFailure,
 )
 from rankscope_exporter.flight.areas import Control
 from rankscope_exporter.flight.layout import decode_control
@@ -48,6 +50,19 @@ def mitigation_reports(reports: Sequence[MitigationReport], control: Control) ->
         report.model_copy(update={"state": control.mitigation_state}) if report.mitigation == acted else report
         for report in reports
     )
+
+
+def last_failure(flight: FlightFile, step: int, reported: StepFailure | None) -> StepFailure | None:
+    """
+    How `step` failed, the last one that an error of vLLM ended; None if it is 0, as there was none.
+
+    A rank says of its first failures how they came about. Of later ones only step and phase are known.
+    """
+    if not step or (reported is not None and reported.step == step):
+        return reported if step else None
+    records = flight.records(after=step - 1)
+    phase = int(records[0]["phase"]) if len(records) and records[0]["step"] == step else int(Phase.WRITING)
+    return StepFailure(step=step, phase=phase, method="unknown", kind="unknown")
 
 
 def request_table(flight: FlightFile, identity: RankIdentity) -> RequestTable:

@@ -127,7 +127,7 @@ class AlertDesk:
         conditions += assess_exporters(deployment, [look.facts for look in looks], exporters, now)
         if not conditions and not self._alerts.get(deployment):
             return
-        reached = {one.url: one.answered is not None and not one.out_of_reach(now) for one in exporters}
+        reached = {one.url: one.reached(now) for one in exporters}
         self._follow(deployment, conditions, reached, now)
 
     def tick(self) -> None:

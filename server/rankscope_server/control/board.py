@@ -12,7 +12,7 @@ import structlog
 from rankscope_server.control.reconcile import wanted_of
 from rankscope_server.control.reports import Reports
 from rankscope_server.domain.clock import Moment
-from rankscope_server.domain.facts import EngineFacts
+from rankscope_server.domain.facts import EngineFacts, ExporterFacts
 from rankscope_server.domain.findings import STICKY, EngineMemory, assess
 from rankscope_server.domain.model import (
     AuditRow,
@@ -127,17 +127,16 @@ class Board:
                     continue
                 self.memories[key] = after
                 self._note(key, before, after, now.unix)
-            self._report(deployment, engines, now)
+            exporters = [track.facts() for track in self.fleet_of.of(deployment)]
+            self._report(deployment, engines, exporters, now)
+            if not all(exporter.reached(now) for exporter in exporters):
+                continue  # an engine that is not seen, or not yet, is not the same as one that is gone
             known = {engine.engine for engine in engines}
             for key in [key for key in self.memories if key[0] == deployment and key[1] not in known]:
-                exporters = [track.facts() for track in self.fleet_of.of(deployment)]
-                if any(exporter.answered is None or exporter.out_of_reach(now) for exporter in exporters):
-                    continue  # not seen, or not yet, is not the same as gone
                 self._note(key, self.memories.pop(key), EngineMemory(), now.unix)
 
-    def _report(self, deployment: str, engines: list[EngineFacts], now: Moment) -> None:
+    def _report(self, deployment: str, engines: list[EngineFacts], exporters: list[ExporterFacts], now: Moment) -> None:
         name = f"report {deployment}"
-        exporters = [exporter.facts() for exporter in self.fleet_of.of(deployment)]
         try:
             self.reports.observe(deployment, [(engine, self.memory(engine)) for engine in engines], exporters, now)
             self.problems.pop(name, None)

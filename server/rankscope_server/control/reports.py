@@ -50,7 +50,7 @@ class Reports:
             incident = self.incidents.open_on(deployment, engine.engine)
             looks.append(EngineLook(engine, current_findings(engine, memory), forecast, incident))
         known = {engine.engine for engine, _ in engines}
-        if all(exporter.answered is not None and not exporter.out_of_reach(now) for exporter in exporters):
+        if all(exporter.reached(now) for exporter in exporters):
             self.incidents.absent(deployment, known, now)
         for key in [key for key in self._forecasts if key[0] == deployment and key[1] not in known]:
             del self._forecasts[key]

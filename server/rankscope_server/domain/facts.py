@@ -235,6 +235,12 @@ class ExporterFacts:
         silent = now.monotonic - (self.since if self.answered is None else self.answered)
         return silent > (REACH_SECONDS if self.error else SILENT_SECONDS)
 
+    def reached(self, now: Moment) -> bool:
+        """
+        Whether it has answered, and not too long ago: what it does not speak of is not there.
+        """
+        return self.answered is not None and not self.out_of_reach(now)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:

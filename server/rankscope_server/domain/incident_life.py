@@ -310,7 +310,7 @@ def _out_of_sight(engine: EngineFacts, now: Moment) -> bool:
     """
     Whether it cannot be said that something is over: an exporter is out of reach, or has not told of all yet.
     """
-    return any(exporter.answered is None or exporter.out_of_reach(now) for exporter in engine.exporters)
+    return not all(exporter.reached(now) for exporter in engine.exporters)
 
 
 def _passing_events(incident: Incident, engine: EngineFacts, life: IncidentLife, at: float) -> Iterator[IncidentEvent]:

@@ -4,7 +4,6 @@ One saved flight file: who its rank was, what it said of itself, its steps, and 
 
 from dataclasses import dataclass
 
-import numpy as np
 from pydantic import ValidationError
 
 from rankscope_exporter.contract import (
@@ -20,7 +19,7 @@ from rankscope_exporter.contract import (
     StepFailure,
 )
 from rankscope_exporter.flight import FlightError, FlightFile
-from rankscope_exporter.flight.reporting import control_report, mitigation_reports, request_table
+from rankscope_exporter.flight.reporting import control_report, last_failure, mitigation_reports, request_table
 from rankscope_server.domain.history import Records
 from rankscope_server.domain.model import RankId
 from rankscope_server.replay.errors import ReplayError
@@ -118,7 +117,7 @@ def _read(file: SavedFile, flight: FlightFile, identity: RankIdentity) -> SavedR
         last_activity_seconds=None,
         faults=flight.faults(),
         detail=Detail(flight.detail()),
-        failure=_failure(flight, None if told is None else StepFailure.model_validate(told), newest),
+        failure=_failure(flight, None if told is None else StepFailure.model_validate(told)),
         device=device,
         started_unix=flight.created_unix,
     )
@@ -135,17 +134,12 @@ def _read(file: SavedFile, flight: FlightFile, identity: RankIdentity) -> SavedR
     )
 
 
-def _failure(flight: FlightFile, told: StepFailure | None, newest: np.void | None) -> StepFailure | None:
+def _failure(flight: FlightFile, told: StepFailure | None) -> StepFailure | None:
     """
     How the rank's last step failed; None if it did not.
     """
     _, failed = flight.failed_steps()
-    if not failed or failed != flight.step():
-        return None
-    if told is not None and told.step == failed:
-        return told
-    phase = int(newest["phase"]) if newest is not None and newest["step"] == failed else int(Phase.WRITING)
-    return StepFailure(step=failed, phase=phase, method="unknown", kind="unknown")
+    return last_failure(flight, failed, told) if failed == flight.step() else None
 
 
 def _device(flight: FlightFile) -> tuple[DeviceLengths | None, int | None]:

@@ -53,6 +53,7 @@ MACROS = (
     "severity_tag",
     "evidence",
     "nav_count",
+    "history",
     "engine_link",
     "incident_rows",
     "alert_rows",
